@@ -1,0 +1,7 @@
+"""`kvpool store …`"""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Look into pools and test stores.")
