@@ -1,0 +1,34 @@
+# `make setup` makes .venv; every other target calls it first, and it does nothing when nothing has changed.
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+export KVPOOL_VENV := $(abspath $(VENV))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test test-full clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make the development environment in .venv (PYTHON=... chooses the interpreter)
+	@scripts/setup.sh
+
+demo: setup ## a real model, twice: cold, then from the pool after a restart
+	@$(BIN)/python examples/demo.py
+
+check: setup ## lint, format, types, import floors, sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+
+test: setup ## the tests without the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-full: setup ## every test, the whole engine matrix included
+	$(BIN)/python -m pytest $(ARGS)
+
+clean: ## remove what builds and tests leave in the tree (not .venv, not the cached models)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
