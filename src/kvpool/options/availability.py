@@ -1,0 +1,25 @@
+"""What is parsed and validated today but runs only in a later version. To make something available, delete its line here."""
+
+from __future__ import annotations
+
+from kvpool.options.errors import NotAvailableError
+
+NOT_YET = frozenset(
+    {
+        "backend mooncake",
+        "backend memcache",
+        "backend yuanrong",
+        "use_layerwise",
+        "storing for a prefill side with other parallel sizes",
+        "sparse_kv_offload_config",
+        "SSD offload",
+        "MooncakeConnectorV1",
+        "SfaRemoteD2HConnector",
+    }
+)
+
+
+def refuse_unavailable(feature: str, key: str, value: object, where: str = "") -> None:
+    """NotAvailableError if ``feature``, which ``key`` switches on, is still to come."""
+    if feature in NOT_YET:
+        raise NotAvailableError(key, value, "is not available yet", where=where)

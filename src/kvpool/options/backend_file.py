@@ -1,0 +1,66 @@
+"""Reads the configuration file of the chosen backend, and only that one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvpool.options.ascend_store import BackendName
+from kvpool.options.availability import refuse_unavailable
+from kvpool.options.backend import CONFIG_VARIABLE
+from kvpool.options.configfile import read_text
+from kvpool.options.deployment import Deployment
+from kvpool.options.errors import UNSET, OptionError
+from kvpool.options.fields import OptionModel
+from kvpool.options.memcache_conf import read_local_conf
+from kvpool.options.mooncake_json import read_mooncake
+from kvpool.options.yuanrong_json import read_yuanrong
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFile:
+    """A backend's own configuration: where it lies ("" where the environment is all there is), what it says, with which sources."""
+
+    backend: str
+    path: str
+    options: OptionModel
+    warnings: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    ssd: bool = False
+
+    def refuse_unavailable_parts(self) -> None:
+        """NotAvailableError where the file switches on what this version does not have."""
+        if self.ssd:
+            refuse_unavailable("SSD offload", "SSD offload", True, self.path)
+
+
+def read_backend_file(
+    backend: BackendName, env: Mapping[str, str], deployment: Deployment, *, use_layerwise: bool | None = None
+) -> BackendFile | None:
+    """The parsed file of ``backend``; None for local. OptionError naming the variable where it is missing."""
+    variable = CONFIG_VARIABLE.get(backend)
+    if variable is None:
+        return None
+    path = env.get(variable, "")
+    if not path:
+        if backend == "yuanrong" and env.get("DS_WORKER_ADDR"):
+            return parse_backend_file(backend, "", "{}", env, deployment, use_layerwise=use_layerwise)
+        also = " (or DS_WORKER_ADDR)" if backend == "yuanrong" else ""
+        raise OptionError(variable, UNSET, f"is not set{also}: the {backend} backend needs the path of its configuration file")
+    return parse_backend_file(backend, path, read_text(path, variable), env, deployment, use_layerwise=use_layerwise)
+
+
+def parse_backend_file(
+    backend: str, path: str, text: str, env: Mapping[str, str], deployment: Deployment, *, use_layerwise: bool | None = None
+) -> BackendFile:
+    """Parse ``text``, which lies at ``path``. ``use_layerwise`` is the connector's, where there is one."""
+    if backend == "mooncake":
+        mooncake = read_mooncake(text, path, env, deployment)
+        return BackendFile(
+            backend, path, mooncake.options, mooncake.warnings, mooncake.sources, mooncake.options.enable_ssd_offload
+        )
+    if backend == "memcache":
+        local = read_local_conf(text, path)
+        return BackendFile(backend, path, local.options, local.warnings, local.sources, local.options.storage_enabled)
+    yuanrong = read_yuanrong(text, path, env, use_layerwise=use_layerwise)
+    return BackendFile(backend, path, yuanrong.options, yuanrong.warnings, yuanrong.sources)
