@@ -6,5 +6,16 @@ from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import NotAvailableError, OptionError
 from kvpool.options.load import Loaded, load_ascend_store
+from kvpool.options.transfer import ParsedConnector, ParsedTransfer, parse_transfer_config
 
-__all__ = ["AscendStoreOptions", "Deployment", "Loaded", "NotAvailableError", "OptionError", "load_ascend_store"]
+__all__ = [
+    "AscendStoreOptions",
+    "Deployment",
+    "Loaded",
+    "NotAvailableError",
+    "OptionError",
+    "ParsedConnector",
+    "ParsedTransfer",
+    "load_ascend_store",
+    "parse_transfer_config",
+]

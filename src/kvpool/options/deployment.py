@@ -39,3 +39,7 @@ class Deployment:
     def ranks(self) -> int:
         """How many ranks share the pool of one engine group, as far as known."""
         return (self.tp or 1) * (self.pp or 1) * (self.dp or 1)
+
+
+UNKNOWN = Deployment()
+"""Nothing is known."""

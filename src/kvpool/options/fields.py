@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -46,22 +46,16 @@ def accepted_form(info: FieldInfo) -> str:
     return forms[0] if forms else "another value"
 
 
+def located(where: str, line: str) -> str:
+    """A message with the place it is about in front, if there is one."""
+    return f"{where}: {line}" if where else line
+
+
 def unknown_key(key: str, known: Collection[str], where: str = "") -> str:
     """The warning for a key that nobody reads."""
     near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the known keys"
-    return f"{where}{': ' if where else ''}unknown key {key!r} is ignored: {hint}"
-
-
-def sectioned(read: Callable[[Mapping[str, object]], M]) -> Form:
-    """A nested object, read by ``read``, whose OptionError goes through unchanged."""
-
-    def inner(value: object) -> M:
-        if not isinstance(value, Mapping):
-            raise ValueError
-        return read(value)
-
-    return Form("an object", inner)
+    return located(where, f"unknown key {key!r} is ignored: {hint}")
 
 
 def read_fields(
@@ -86,9 +80,6 @@ def read_fields(
         options = model.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        inner = first.get("ctx", {}).get("error")
-        if isinstance(inner, OptionError):
-            raise inner from None
         key = str(first["loc"][0])
         info = model.model_fields[model.keys().get(key, key)]
         place = (fill_sources or {}).get(key, where)

@@ -9,11 +9,9 @@ from kvpool.options import ascend_rules
 from kvpool.options.ascend_store import INTERNAL, AscendStoreOptions
 from kvpool.options.backend import Choice, choose_backend
 from kvpool.options.backend_file import BackendFile, read_backend_file
-from kvpool.options.deployment import Deployment
+from kvpool.options.deployment import UNKNOWN, Deployment
 from kvpool.options.environment import hash_warning, merge_qos
-from kvpool.options.fields import JSON, Reading, read_fields
-
-_NOWHERE = Deployment()
+from kvpool.options.fields import JSON, Reading, located, read_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ def load_ascend_store(
     *,
     kv_role: str,
     env: Mapping[str, str],
-    deployment: Deployment = _NOWHERE,
+    deployment: Deployment = UNKNOWN,
     kv_load_failure_policy: str | None = None,
     where: str = "",
 ) -> Loaded:
@@ -54,22 +52,23 @@ def refuse_unavailable_parts(loaded: Loaded, deployment: Deployment, where: str 
 
 
 def read_ascend_store(
-    extra: Mapping[str, object], *, kv_role: str, env: Mapping[str, str], deployment: Deployment = _NOWHERE, where: str = ""
+    extra: Mapping[str, object], *, kv_role: str, env: Mapping[str, str], deployment: Deployment = UNKNOWN, where: str = ""
 ) -> Loaded:
     """Like ``load_ascend_store``, but accepts valid options that are not available yet."""
     ascend_rules.check_role(kv_role, where)
-    renamed, warnings = _rename_deprecated(extra)
+    renamed, lines = _rename_deprecated(extra)
     reading = read_fields(AscendStoreOptions, renamed, where=where, internal=INTERNAL)
     given = {name for name, source in reading.sources.items() if source != "default"}
     choice = choose_backend(reading.options.backend if "backend" in given else None, kv_role, env, where)
     options = _complete(reading.options, choice, given)
-    warnings += reading.warnings + ([choice.warning] if choice.warning else [])
-    warnings += ascend_rules.check_dependencies(options, given, kv_role, deployment, where)
+    lines += [choice.warning] if choice.warning else []
+    lines += ascend_rules.check_dependencies(options, given, kv_role, deployment, where)
     merged = merge_qos(options.backend, options.qos_priority, env)
     backend_file = read_backend_file(options.backend, env, deployment, use_layerwise=options.use_layerwise)
-    warnings += merged.warnings + (backend_file.warnings if backend_file else [])
+    lines += merged.warnings + (backend_file.warnings if backend_file else [])
     if seed_warning := hash_warning(env, deployment.hash_algo):
-        warnings.append(seed_warning)
+        lines.append(seed_warning)
+    warnings = reading.warnings + [located(where, line) for line in lines]
     return Loaded(options, warnings, _sources(reading, choice, options), merged.updates, backend_file)
 
 

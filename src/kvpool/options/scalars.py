@@ -7,9 +7,9 @@ of its row in docs/configuration.md. A reading raises ValueError without text: t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 from pydantic_core import CoreSchema, core_schema
 
@@ -18,13 +18,14 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGT]?B)?", re.ASCII | re.IGNORECASE)
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 MAX_SIZE = 2**63 - 1
+T = TypeVar("T")
 SIZE_FORM = 'bytes as an integer or a number with a unit B, KB, MB, GB or TB (powers of 1024), as 1073741824, "1GB" or "1.5 GB"'
 
 
-class Form:
+class Form(Generic[T]):
     """What a value may look like."""
 
-    def __init__(self, accepted: str, read: Callable[[object], object]) -> None:
+    def __init__(self, accepted: str, read: Callable[[object], T]) -> None:
         self.accepted = accepted
         self.read = read
 
@@ -71,7 +72,7 @@ def read_size(value: object) -> int:
     return size
 
 
-def integer(low: int, high: int | None = None) -> Form:
+def integer(low: int, high: int | None = None) -> Form[int]:
     """An integer from ``low`` to ``high``, both included."""
 
     def read(value: object) -> int:
@@ -83,7 +84,7 @@ def integer(low: int, high: int | None = None) -> Form:
     return Form(f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}", read)
 
 
-def size(low: int = 0, *, text: str = "") -> Form:
+def size(low: int = 0, *, text: str = "") -> Form[int]:
     """A size of at least ``low`` bytes; ``text`` says the bound in words."""
 
     def read(value: object) -> int:
@@ -95,9 +96,9 @@ def size(low: int = 0, *, text: str = "") -> Form:
     return Form(SIZE_FORM + text, read)
 
 
-def choice(*names: str, aliases: Mapping[str, str] | None = None) -> Form:
+def choice(*names: str) -> Form[str]:
     """One of ``names``; blanks around it and its case do not matter, the result is spelled as in ``names``."""
-    known = {name.lower(): name for name in names} | dict(aliases or {})
+    known = {name.lower(): name for name in names}
 
     def read(value: object) -> str:
         if isinstance(value, str) and value.strip().lower() in known:
@@ -107,7 +108,7 @@ def choice(*names: str, aliases: Mapping[str, str] | None = None) -> Form:
     return Form("one of " + ", ".join(f'"{name}"' for name in names), read)
 
 
-def name(accepted: str = "1 to 64 characters out of A-Z a-z 0-9 . _ - (and not only dots)") -> Form:
+def name(accepted: str = "1 to 64 characters out of A-Z a-z 0-9 . _ - (and not only dots)") -> Form[str]:
     """A name that is safe as a file name and inside a key."""
 
     def read(value: object) -> str:
@@ -118,7 +119,7 @@ def name(accepted: str = "1 to 64 characters out of A-Z a-z 0-9 . _ - (and not o
     return Form(accepted, read)
 
 
-def text(accepted: str, pattern: str = r"[^\x00-\x1f]+") -> Form:
+def text(accepted: str, pattern: str = r"[^\x00-\x1f]+") -> Form[str]:
     """A string that matches ``pattern`` as a whole."""
     compiled = re.compile(pattern)
 
