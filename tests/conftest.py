@@ -1,0 +1,42 @@
+"""Fixtures for all tests. Engines and their logs: see `tests.engine.runner`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.engine.runner import Engine, EngineSpec
+
+SHARED_MEMORY = Path("/dev/shm")
+
+settings.register_profile("kvpool", deadline=None, print_blob=True)  # no deadline: test machines are small and shared
+settings.load_profile("kvpool")
+
+
+@pytest.fixture
+def pool_root(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder for pools, in shared memory where there is some; removed afterwards with whatever is in it."""
+    shared = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+    folder = Path(tempfile.mkdtemp(prefix="kvpool-test-", dir=SHARED_MEMORY if shared else tmp_path))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start_engine(tmp_path: Path) -> Iterator[Callable[[EngineSpec], Engine]]:
+    """Start engines that are shut down after the test; a process that outlives its engine fails the test."""
+    engines: list[Engine] = []
+
+    def start(spec: EngineSpec) -> Engine:
+        engines.append(Engine(spec, log_dir=tmp_path))
+        return engines[-1]
+
+    yield start
+    leaked = [title for engine in engines for title in engine.close()]
+    assert not leaked, f"processes that outlived their engine: {leaked}"
