@@ -17,7 +17,7 @@ URL = text(
 LOCAL = "ock.mmc.local_service"
 PROTOCOLS = ("device_rdma", "device_sdma", "device_urma", "device_uboe", "host_rdma", "host_urma", "host_tcp", "host_shm")
 LogLevel = Annotated[str, choice("debug", "info", "warn", "error")]
-Percent = Annotated[int, integer(1, 100)]
+Percent = Annotated[int | None, integer(1, 100)]
 PASSED_ON = re.compile(
     r"ock\.mmc\.(?:.*tls.*|log_.*|client\..*|local_service\.(?:.*hbm\.size|hcom_url|.*tls.*)|meta\..*|meta_service\..*)|ubsio\..*"
 )
@@ -79,11 +79,11 @@ class MetaConf(OptionModel):
     )
     log_level: LogLevel = Field("error", alias="ock.mmc.log_level", description="Of the library.")
     lease_ttl_ms: Annotated[int | None, integer(1)] = Field(None, alias="ock.mmc.meta.lease_ttl_ms", description="Lease of a read.")
-    evict_threshold_high: Percent | None = Field(
+    evict_threshold_high: Percent = Field(
         None, alias="ock.mmc.evict_threshold_high", description="Percent at which eviction starts."
     )
-    evict_threshold_low: Percent | None = Field(None, alias="ock.mmc.evict_threshold_low", description="Percent at which it ends.")
-    rewarm_watermark: Percent | None = Field(
+    evict_threshold_low: Percent = Field(None, alias="ock.mmc.evict_threshold_low", description="Percent at which it ends.")
+    rewarm_watermark: Percent = Field(
         None, alias="ock.mmc.rewarm.dram_watermark", description="Percent up to which SSD hits return."
     )
 
