@@ -1,0 +1,98 @@
+"""What all ranks of an engine agree on: the namespace, and the shards that a block consists of."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from vllm.logger import init_logger
+
+from kvpool.core.keys import key_prefix, namespace_prefix
+from kvpool.core.namespace import NamespaceInputs
+from kvpool.engine.messages import RankInfo
+from kvpool.stores.base import Store
+
+logger = init_logger("vllm.kvpool")
+
+
+class Agreement:
+    """Collects the handshakes of ``world_size`` ranks; ``ready`` once all have come and agree.
+
+    ``hash_probe`` names the hash algorithm and the hash of a fixed token list. ``host`` is this host, for a store that reaches
+    only one.
+    """
+
+    def __init__(self, world_size: int, num_groups: int, hash_probe: Callable[[], str], host: str, host_bound: bool) -> None:
+        self._world_size = world_size
+        self._num_groups = num_groups
+        self._hash_probe = hash_probe
+        self._host = host
+        self._host_bound = host_bound
+        self._ranks: dict[int, RankInfo] = {}
+        self.inputs: NamespaceInputs | None = None
+        self.namespace = ""
+        self.prefixes: list[list[bytes]] = []
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.namespace)
+
+    def add(self, rank: RankInfo) -> None:
+        """RuntimeError naming the field where the ranks of one engine disagree, or the hosts where they may not differ."""
+        if self.ready:
+            return
+        if self._host_bound and rank.host != self._host:
+            raise RuntimeError(
+                "kvpool: the local store serves one host, and this engine's ranks are on several: use another backend"
+            )
+        self._ranks[rank.rank] = rank
+        if len(self._ranks) < self._world_size:
+            return
+        inputs = self._merged()
+        private = next((r.sharing for r in self._ranks.values() if r.sharing), "")
+        epoch = f"private-{secrets.token_hex(8)}" if private else "0"
+        if private:
+            logger.warning("kvpool: this engine shares its KV with no other and not across restarts: %s", private)
+        self._adopt(replace(inputs, hash_probe=self._hash_probe(), epoch=epoch))
+
+    def raise_epoch(self) -> None:
+        """Move to an empty namespace that no other engine can have.
+
+        Why random: after an update of weights in place, only this engine knows what its KV was computed with. A counter would
+        let an engine with other weights arrive at the same number.
+        """
+        assert self.inputs is not None
+        self._adopt(replace(self.inputs, epoch=f"reset-{secrets.token_hex(8)}"))
+        logger.info("kvpool: cache reset, namespace is now %s (of this engine alone until it restarts)", self.namespace)
+
+    def clear(self, store: Store, namespace: str) -> bool:
+        """Remove what an old namespace of this engine holds, where the store can; False when it should have and could not."""
+        if not namespace or not store.capabilities.listable:
+            return True
+        try:
+            store.clear(namespace_prefix(namespace))
+        except (OSError, ValueError, RuntimeError):
+            logger.exception("kvpool: clearing namespace %s failed; it is no longer used", namespace)
+            return False
+        return True
+
+    def _merged(self) -> NamespaceInputs:
+        ranks = [self._ranks[r] for r in sorted(self._ranks)]
+        widths = tuple(sorted({w for r in ranks for w in r.inputs.token_head_bytes}))
+        merged = [replace(r.inputs, token_head_bytes=widths) for r in ranks]
+        for rank, inputs in zip(ranks, merged, strict=True):
+            for name in NamespaceInputs.__dataclass_fields__:
+                if name != "page_format" and getattr(inputs, name) != getattr(merged[0], name):
+                    raise RuntimeError(f"kvpool: rank {rank.rank} disagrees on {name}: {getattr(inputs, name)!r}")
+        formats = sorted({part for r in ranks for part in r.inputs.page_format.split(",")})
+        return replace(merged[0], page_format=",".join(formats))
+
+    def _adopt(self, inputs: NamespaceInputs) -> None:
+        self.inputs = inputs
+        self.namespace = inputs.digest
+        shards: list[dict[str, None]] = [{} for _ in range(self._num_groups)]
+        for rank in sorted(self._ranks):
+            for group, shard, _ in self._ranks[rank].shards:
+                shards[group][shard] = None
+        self.prefixes = [[key_prefix(self.namespace, g, shard) for shard in names] for g, names in enumerate(shards)]

@@ -1,0 +1,215 @@
+"""AscendStoreConnector: vLLM's connector interface over the scheduler side and the worker side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import hash_block_tokens
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvpool.engine.agreement import Agreement
+from kvpool.engine.messages import PoolHandshake, PoolMetadata, WorkerReport
+from kvpool.engine.scheduler_side import SchedulerSide
+from kvpool.engine.setup import host_identity, open_store, read_setup
+from kvpool.engine.stats import PoolPromMetrics, PoolStats
+from kvpool.engine.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.config.kv_transfer import KVTransferConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+NAME = "AscendStoreConnector"
+PROBE_TOKENS = tuple(range(1, 17))
+
+
+class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
+    """The pool connector. One object per role: vLLM makes one in the engine core and one in each worker."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        setup = read_setup(vllm_config, kv_cache_config, log=role == KVConnectorRole.SCHEDULER)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            store = open_store(setup.options, vllm_config.device_config.device_type)
+            probe = _hash_probe(vllm_config.cache_config.prefix_caching_hash_algo)
+            host_bound = store.capabilities.host_bound
+            agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound)
+            self._scheduler = SchedulerSide(setup, store, agreement)
+        else:
+            self._worker = WorkerSide(setup)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a dropped save is a later miss, nothing more."""
+        return False
+
+    @property
+    def scheduler_side(self) -> SchedulerSide:
+        assert self._scheduler is not None, "not the scheduler's connector"
+        return self._scheduler
+
+    @property
+    def worker_side(self) -> WorkerSide:
+        assert self._worker is not None, "not a worker's connector"
+        return self._worker
+
+    # ---- worker -------------------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self.worker_side.register(self._vllm_config, self._kv_cache_config, kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        info = self.worker_side.info
+        return PoolHandshake({NAME: info}) if info is not None else None
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, PoolMetadata)
+        self.worker_side.begin_step(connector_metadata)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ANN401
+        if isinstance(self._connector_metadata, PoolMetadata):
+            self.worker_side.load(self._connector_metadata)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: whole-block loads have ended before the forward."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: AttentionMetadata,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Nothing to do: whole blocks are saved after the forward."""
+
+    def wait_for_save(self) -> None:
+        if isinstance(self._connector_metadata, PoolMetadata):
+            self.worker_side.start_saves(self._connector_metadata)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        done, failed = self.worker_side.take_finished_loads()
+        return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Only for wrappers that do not know ``get_transfer_results``."""
+        done, failed = self.worker_side.take_finished_loads()
+        assert not failed, "failed loads are reported through get_transfer_results"
+        return None, done or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.worker_side.take_bad_blocks()
+
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        return self.worker_side.take_report()
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        return True
+
+    def unregister_kv_caches(self) -> None:
+        """vLLM 0.33, before the engine sleeps: no transfer touches KV memory after this returns."""
+        self.worker_side.sleep()
+
+    def restore_kv_caches(self) -> None:
+        """vLLM 0.33, after wake-up; the KV memory is where it was."""
+        self.worker_side.wake()
+
+    # ---- scheduler ----------------------------------------------------------------------------------------------------------
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.scheduler_side.bind(kv_cache_manager)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """Ranks whose handshake is another connector's (first child of a MultiConnector) introduce themselves in a report."""
+        for handshake in metadata.values():
+            if isinstance(handshake, PoolHandshake) and NAME in handshake.entries:
+                self.scheduler_side.meet(handshake.entries[NAME])
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self.scheduler_side.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        self.scheduler_side.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self.scheduler_side.plan_step(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self.scheduler_side.update(connector_output)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self.scheduler_side.finished(request)
+        return False, None
+
+    def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """Never delays: blocks of open jobs are pinned by themselves."""
+        self.scheduler_side.finished(request)
+        return False, None
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return ()
+
+    def has_pending_push_work(self) -> bool:
+        return self.scheduler_side.busy()
+
+    def has_pending_block_frees(self) -> bool:
+        return self.scheduler_side.will_free_blocks()
+
+    def reset_cache(self) -> bool | None:
+        return self.scheduler_side.reset()
+
+    # ---- both ---------------------------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> PoolStats | None:
+        return self._scheduler.take_stats() if self._scheduler is not None else self.worker_side.take_stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PoolStats:
+        return PoolStats(data=data if data is not None else {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PoolPromMetrics:
+        return PoolPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        (self._scheduler or self.worker_side).shutdown()
+
+
+def _hash_probe(algorithm: str) -> Callable[[], str]:
+    """The algorithm's name and the hash of a fixed token list: differs where PYTHONHASHSEED does. Called once the engine is up."""
+
+    def probe() -> str:
+        digest = hash_block_tokens(get_hash_fn_by_name(algorithm), None, PROBE_TOKENS)
+        return f"{algorithm}:{digest.hex()[:16]}"
+
+    return probe

@@ -1,0 +1,145 @@
+"""Lookups: how much of a prompt the pool holds, asked off the scheduler's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvpool.core.hits import GroupKind, GroupSpec, Presence, find_prefix, needed_blocks
+from kvpool.core.keys import block_keys, group_hashes
+from kvpool.core.recent import RecentSet
+from kvpool.engine.threads import Ticket, WorkerThreads
+from kvpool.stores.base import UNKNOWN, Answer, Hit, Lease, Store
+
+PROBE_BLOCKS = 512  # blocks asked for in one call: a long prompt stops at its first gap
+LEASE_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a lookup found: ``tokens`` of prefix are readable and leased. ``reason`` tells why it is not more."""
+
+    tokens: int
+    reason: str = "absent"
+    lease: Lease | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Lookup:
+    """One lookup of one request, from ``computed`` tokens on. ``abandon`` it once if its lease is not taken over."""
+
+    computed: int
+    limit: int
+    ticket: Ticket[Found]
+    started: float = field(default_factory=time.monotonic)
+
+    def age(self) -> float:
+        return time.monotonic() - self.started
+
+
+class LookupService:
+    """Asks a store through a few threads of its own. ``prefixes[g]`` are the key prefixes of group g, one per shard."""
+
+    def __init__(self, store: Store, groups: Sequence[GroupSpec], lease_s: float, negatives: RecentSet, threads: int = 2) -> None:
+        self._store = store
+        self._groups = groups
+        self._lease_s = lease_s
+        self._negatives = negatives
+        self._threads = WorkerThreads("lookup", threads)
+
+    def start(self, prefixes: Sequence[Sequence[bytes]], hashes: list[bytes], computed: int, limit: int) -> Lookup:
+        return Lookup(computed, limit, self._threads.submit(lambda: self._find(prefixes, hashes, computed, limit)))
+
+    def abandon(self, lookup: Lookup) -> None:
+        """Give up a lookup, finished or not: the lease it took or will take is released."""
+        lookup.ticket.then(lambda ticket: self.release(ticket.value.lease) if ticket.value is not None else None)
+
+    def release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self._store.release(lease)
+
+    def close(self, timeout_s: float) -> None:
+        self._threads.close(timeout_s)
+
+    def _find(self, prefixes: Sequence[Sequence[bytes]], hashes: list[bytes], computed: int, limit: int) -> Found:
+        started = time.monotonic()
+        search = _Search(self._store, self._groups, prefixes, hashes, self._negatives)
+        for _ in range(LEASE_ROUNDS):
+            prefix = find_prefix(self._groups, computed, limit, search.probe)
+            if prefix.tokens <= computed:
+                return Found(computed, "unknown" if prefix.unknown else search.reason, seconds=time.monotonic() - started)
+            keys = search.keys_of(computed, prefix.tokens)
+            if not self._store.capabilities.leases:
+                return Found(prefix.tokens, seconds=time.monotonic() - started)
+            lease = self._store.lease(keys, self._lease_s)
+            gone = [k for k, a in zip(keys, lease.answers, strict=True) if not isinstance(a, Hit)]
+            if not gone:
+                return Found(prefix.tokens, lease=lease, seconds=time.monotonic() - started)
+            self._store.release(lease)
+            search.lost.update(gone)
+        return Found(computed, "lease_lost", seconds=time.monotonic() - started)
+
+
+class _Search:
+    """The answers of one lookup. One shard per block is asked first, the others only for blocks that have it."""
+
+    def __init__(
+        self,
+        store: Store,
+        groups: Sequence[GroupSpec],
+        prefixes: Sequence[Sequence[bytes]],
+        hashes: list[bytes],
+        negatives: RecentSet,
+    ) -> None:
+        self._store = store
+        self._groups = groups
+        self._prefixes = prefixes
+        self._hashes = hashes
+        self._negatives = negatives
+        self.lost: set[bytes] = set()
+        self.reason = "absent"
+
+    def probe(self, group: int, first: int, last: int) -> list[Presence]:
+        answers: list[Presence] = []
+        for start in range(first, last, PROBE_BLOCKS):
+            end = min(start + PROBE_BLOCKS, last)
+            chunk = self._ask(group, group_hashes(self._hashes, self._groups[group].units, start, end))
+            answers += chunk + [Presence.MISS] * (end - start - len(chunk))
+            if self._groups[group].kind is GroupKind.FULL and any(a is not Presence.HIT for a in chunk):
+                break
+        return answers
+
+    def keys_of(self, computed: int, tokens: int) -> list[bytes]:
+        """Every key that a hit of ``tokens`` tokens reads."""
+        keys: list[bytes] = []
+        for index, group in enumerate(self._groups):
+            blocks = needed_blocks(group, computed, tokens)
+            hashes = group_hashes(self._hashes, group.units, blocks.start, blocks.stop)
+            for prefix in self._prefixes[index]:
+                keys += block_keys(prefix, hashes)
+        return keys
+
+    def _ask(self, group: int, hashes: list[bytes]) -> list[Presence]:
+        states = [Presence.MISS if (group, h) in self._negatives else Presence.HIT for h in hashes]
+        if Presence.MISS in states:
+            self.reason = "load_failed"
+        for prefix in self._prefixes[group]:
+            asked = [i for i, state in enumerate(states) if state is Presence.HIT]
+            if not asked:
+                break
+            keys = block_keys(prefix, [hashes[i] for i in asked])
+            for i, key, answer in zip(asked, keys, _exists(self._store, keys), strict=True):
+                if not isinstance(answer, Hit) or key in self.lost:
+                    states[i] = Presence.UNKNOWN if answer is UNKNOWN else Presence.MISS
+        return states
+
+
+def _exists(store: Store, keys: list[bytes]) -> list[Answer]:
+    """``store.exists``, where a store that raises or answers for too few keys could not tell."""
+    try:
+        answers = store.exists(keys)
+    except Exception:  # noqa: BLE001 - a lookup that fails is unknown, never a hit
+        return [UNKNOWN] * len(keys)
+    return list(answers) if answers is not None and len(answers) == len(keys) else [UNKNOWN] * len(keys)

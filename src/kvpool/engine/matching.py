@@ -1,0 +1,122 @@
+"""The scheduler side of loads: which tokens the pool can supply, and under which lease."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvpool.core.breaker import Breaker
+from kvpool.core.hits import GroupSpec, alignment
+from kvpool.engine.lookup import Found, LookupService
+from kvpool.engine.requests import RequestState
+from kvpool.engine.stats import PoolStats
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True)
+class MatchLimits:
+    """Seconds: how long one step may wait for lookups, when a lookup counts as failed, how long a lease lasts."""
+
+    wait_s: float
+    timeout_s: float
+    lease_s: float
+    min_hit_tokens: int
+
+
+class Matcher:
+    """Answers ``get_num_new_matched_tokens``. Every lookup it starts ends in a lease taken over, or is abandoned."""
+
+    def __init__(
+        self, service: LookupService, groups: Sequence[GroupSpec], limits: MatchLimits, breaker: Breaker, stats: PoolStats
+    ) -> None:
+        self._service = service
+        self._groups = groups
+        self._step = alignment(groups)
+        self._limits = limits
+        self._breaker = breaker
+        self._stats = stats
+        self._budget = limits.wait_s
+
+    def new_step(self) -> None:
+        """The waits of one scheduling step share one budget, however many requests wait."""
+        self._budget = self._limits.wait_s
+
+    def match(self, state: RequestState, computed: int, prefixes: Sequence[Sequence[bytes]]) -> int | None:
+        """Tokens that the pool can supply beyond ``computed``; None means ask again. May be called any number of times."""
+        request = state.request
+        limit = self._limit(request)
+        if limit <= computed or request.skip_reading_prefix_cache or state.loads_failed:
+            self.forget(state)
+            return 0
+        found = self._answer(state, computed, limit, prefixes)
+        if found is None:
+            return None
+        tokens = found.tokens - computed
+        if 0 < tokens < self._limits.min_hit_tokens:
+            self._count(state, computed, limit, 0, "below_min_hit")
+            return 0
+        self._count(state, computed, limit, max(0, tokens), found.reason)
+        return max(0, tokens)
+
+    def forget(self, state: RequestState) -> None:
+        """Drop the lookup and its lease."""
+        if state.lookup is not None:
+            self._service.abandon(state.lookup)
+        state.lookup, state.found = None, None
+
+    def _limit(self, request: Request) -> int:
+        """The last token is always computed, and a hit ends at a block boundary of every group."""
+        hashed = len(request.block_hashes) * self._groups[0].block_size // self._groups[0].units
+        return min(request.num_tokens - 1, hashed) // self._step * self._step
+
+    def _answer(self, state: RequestState, computed: int, limit: int, prefixes: Sequence[Sequence[bytes]]) -> Found | None:
+        lookup = state.lookup
+        if lookup is not None and (lookup.limit != limit or lookup.computed > computed or self._stale(state)):
+            self.forget(state)
+            lookup = None
+        if lookup is None:
+            if not self._breaker.allow():
+                return Found(computed, "breaker_open")
+            state.counted = False
+            lookup = state.lookup = self._service.start(prefixes, list(state.request.block_hashes), computed, limit)
+        if state.found is not None:
+            return state.found
+        started = time.monotonic()
+        done = lookup.ticket.wait(self._budget)
+        self._budget = max(0.0, self._budget - (time.monotonic() - started))
+        if not done and lookup.age() < self._limits.timeout_s:
+            return None
+        if not done or lookup.ticket.value is None:
+            self._breaker.failure()
+            self.forget(state)
+            # One failed lookup per request: it goes on without the pool instead of asking again.
+            state.loads_failed += 1
+            return self._gave_up(state, computed, limit, "timeout" if not done else "unknown")
+        found = lookup.ticket.value
+        self._breaker.failure() if found.reason == "unknown" else self._breaker.success()
+        self._stats.add("lookup_seconds", found.seconds)
+        state.found = found
+        return found
+
+    def _gave_up(self, state: RequestState, computed: int, limit: int, reason: str) -> Found:
+        found = Found(computed, reason)
+        self._count(state, computed, limit, 0, reason)
+        return found
+
+    def _stale(self, state: RequestState) -> bool:
+        """A lease about to end does not cover a load that starts now."""
+        lease = state.found.lease if state.found is not None else None
+        return lease is not None and lease.until - time.monotonic() < self._limits.lease_s / 2
+
+    def _count(self, state: RequestState, computed: int, limit: int, tokens: int, reason: str) -> None:
+        if state.counted:
+            return
+        state.counted = True
+        self._stats.add("lookups")
+        self._stats.add("queried_tokens", max(0, limit - computed))
+        self._stats.add("hit_tokens", tokens)
+        self._stats.add("hits" if tokens else f"misses/reason={reason}")

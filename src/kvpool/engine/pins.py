@@ -1,0 +1,37 @@
+"""Pins: device blocks that jobs read or write. The engine may not reuse them until every rank's store call has returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+
+
+class BlockPins:
+    """Reference counts in vLLM's block pool, by job; ``room`` says how many more blocks saves may pin."""
+
+    def __init__(self, pool: BlockPool, save_limit: int) -> None:
+        self._pool = pool
+        self._limit = save_limit
+        self._jobs: dict[int, tuple[list[int], bool]] = {}
+        self.saving = 0
+        self.total = 0
+
+    def room(self) -> int:
+        return max(0, self._limit - self.saving)
+
+    def pin(self, job_id: int, block_ids: Sequence[int], saving: bool) -> None:
+        self._pool.touch([self._pool.blocks[i] for i in block_ids])
+        self._jobs[job_id] = (list(block_ids), saving)
+        self.total += len(block_ids)
+        self.saving += len(block_ids) if saving else 0
+
+    def unpin(self, job_id: int) -> None:
+        """Exactly once per pinned job; a job that pinned nothing is fine."""
+        block_ids, saving = self._jobs.pop(job_id, ([], False))
+        self.total -= len(block_ids)
+        self.saving -= len(block_ids) if saving else 0
+        # Tail blocks first: they are to be evicted before the heads.
+        self._pool.free_blocks([self._pool.blocks[i] for i in reversed(block_ids)])

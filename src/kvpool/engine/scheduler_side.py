@@ -1,0 +1,280 @@
+"""The connector in the scheduler: matches requests, plans jobs, keeps blocks pinned until every rank has reported."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from kvpool.core.breaker import Breaker, BreakerState
+from kvpool.core.hits import needed_blocks
+from kvpool.core.jobs import Job, JobPart, JobReport, LoadJob, SaveJob, block_names
+from kvpool.core.keys import group_hashes
+from kvpool.core.recent import RecentSet
+from kvpool.engine.agreement import Agreement
+from kvpool.engine.lookup import LookupService
+from kvpool.engine.matching import Matcher, MatchLimits
+from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
+from kvpool.engine.pins import BlockPins
+from kvpool.engine.requests import RequestState
+from kvpool.engine.saving import SaveOffers
+from kvpool.engine.setup import EngineSetup
+from kvpool.engine.stats import PoolStats
+from kvpool.stores.base import Lease, Store
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvpool")
+
+
+@dataclass
+class OpenJob:
+    """A job that some rank has not ended yet."""
+
+    job: Job
+    report: JobReport
+    lease: Lease | None
+    started: float
+
+
+class SchedulerSide:
+    """Runs in one thread, the engine's. ``store`` is used for lookups, leases and ``reset_cache`` only."""
+
+    def __init__(self, setup: EngineSetup, store: Store, agreement: Agreement) -> None:
+        options = setup.options
+        self._setup = setup
+        self._store = store
+        self._agreement = agreement
+        self.stats = PoolStats()
+        self.breaker = Breaker(options.breaker_failures, options.breaker_cooldown_ms / 1000)
+        self.negatives = RecentSet(options.negative_cache_entries, options.negative_cache_ms / 1000)
+        lease_s = options.lease_ms / 1000
+        self._service = LookupService(store, setup.groups, lease_s, self.negatives)
+        limits = MatchLimits(options.lookup_wait_ms / 1000, options.lookup_timeout_ms / 1000, lease_s, options.min_hit_tokens)
+        self._matcher = Matcher(self._service, setup.groups, limits, self.breaker, self.stats)
+        self._offers = SaveOffers(setup.groups, setup.save_decode)
+        self._requests: dict[str, RequestState] = {}
+        self._jobs: dict[int, OpenJob] = {}
+        self._ids = itertools.count(1)
+        self._new_loads: list[LoadJob] = []
+        self._workers_down = False
+        self._local_stale = False
+        self._manager: KVCacheManager | None = None
+        self._pins: BlockPins | None = None
+
+    # ---- set-up -------------------------------------------------------------------------------------------------------------
+
+    def bind(self, manager: KVCacheManager) -> None:
+        self._manager = manager
+        limit = max(1, self._setup.num_blocks * self._setup.options.max_pinned_save_percent // 100)
+        self._pins = BlockPins(manager.block_pool, limit)
+
+    def meet(self, rank: RankInfo) -> None:
+        """A worker's handshake. RuntimeError naming the field where ranks disagree."""
+        self._agreement.add(rank)
+
+    # ---- loads --------------------------------------------------------------------------------------------------------------
+
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        if not self._setup.loads or not self._agreement.ready or self._workers_down:
+            return 0, False
+        state = self._state(request)
+        state.computed = computed
+        tokens = self._matcher.match(state, computed, self._agreement.prefixes)
+        return tokens, bool(tokens) and self._load_async
+
+    @property
+    def _load_async(self) -> bool:
+        # A call that cannot be abandoned must not hold up a step, and vLLM cannot drop a synchronous load of several groups.
+        return self._setup.load_async or not self._store.capabilities.abandonable
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
+        state = self._state(request)
+        if tokens <= 0:
+            if state.load_job is None:
+                self._matcher.forget(state)
+            return
+        computed = state.computed
+        parts = self._load_parts(state, blocks.get_block_ids(), computed, computed + tokens)
+        timeout = self._setup.options.load_timeout_ms / 1000
+        job = LoadJob(next(self._ids), request.request_id, parts, timeout, self._agreement.namespace, self._load_async)
+        lease = state.found.lease if state.found is not None else None
+        state.lookup, state.found, state.load_job = None, None, job.job_id
+        self._open(job, lease, saving=False)
+        self._new_loads.append(job)
+
+    def _load_parts(self, state: RequestState, tables: Sequence[Sequence[int]], computed: int, end: int) -> list[JobPart]:
+        parts = []
+        for index, group in enumerate(self._setup.groups):
+            hashes, table = state.request.block_hashes, tables[index]
+            # Every block that vLLM gave a place is loaded: one left out would be cached by vLLM with whatever it holds.
+            blocks = [i for i in range(computed // group.block_size, end // group.block_size) if table[i] != 0]
+            assert set(needed_blocks(group, computed, end)) <= set(blocks), "vLLM gave no place to a block that the hit needs"
+            names = [h for i in blocks for h in group_hashes(hashes, group.units, i, i + 1)]
+            parts.append(JobPart(index, blocks, names, [table[i] for i in blocks]))
+        return parts
+
+    # ---- steps --------------------------------------------------------------------------------------------------------------
+
+    def plan_step(self, output: SchedulerOutput) -> PoolMetadata:
+        self._matcher.new_step()
+        meta = PoolMetadata(namespace=self._agreement.namespace, loads=self._new_loads)
+        self._new_loads = []
+        if self._setup.saves and self._agreement.ready:
+            computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
+            cached = output.scheduled_cached_reqs
+            computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+            for request_id, scheduled in output.num_scheduled_tokens.items():
+                job = self._save_job(output, request_id, computed[request_id], scheduled)
+                if job is not None:
+                    meta.saves.append(job)
+        return meta
+
+    def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
+        state = self._requests.get(request_id)
+        if state is None or state.stale or (self._local_stale and self._is_stale(state, start)):
+            return None
+        tables = output.kv_connector_block_state.get_block_ids(request_id)
+        room = 0 if self._workers_down else self._pins_or_fail.room()
+        parts, dropped = self._offers.offer(state, start, start + scheduled, tables, room)
+        if dropped:
+            self.stats.add("dropped_blocks", dropped)
+        if not parts:
+            return None
+        timeout = self._setup.options.save_timeout_ms / 1000
+        job = SaveJob(next(self._ids), request_id, parts, timeout, self._agreement.namespace)
+        self._open(job, None, saving=True)
+        return job
+
+    def _is_stale(self, state: RequestState, start: int) -> bool:
+        """After a reset that left device blocks cached: a request that builds on them holds KV of before the reset."""
+        if not state.offered and start > 0:
+            state.stale = True
+        return state.stale
+
+    @property
+    def _pins_or_fail(self) -> BlockPins:
+        assert self._pins is not None, "bind_kv_cache_manager has not been called"
+        return self._pins
+
+    def _open(self, job: Job, lease: Lease | None, saving: bool) -> None:
+        self._pins_or_fail.pin(job.job_id, job.block_ids, saving)
+        self._jobs[job.job_id] = OpenJob(job, JobReport(), lease, time.monotonic())
+
+    # ---- reports ------------------------------------------------------------------------------------------------------------
+
+    def update(self, output: KVConnectorOutput) -> None:
+        report = output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport):
+            self._workers_down = report.store_down
+            for rank in report.handshakes:
+                self.meet(rank)
+            for job_id, ended in report.jobs.items():
+                self._merge(job_id, ended)
+        for request_id in output.failed_recving or ():
+            state = self._requests.get(request_id)
+            if state is not None:
+                state.loads_failed += 1
+        for request_id in output.finished_recving or ():
+            state = self._requests.get(request_id)
+            if state is not None:
+                state.load_job = None
+
+    def _merge(self, job_id: int, ended: JobReport) -> None:
+        opened = self._jobs.get(job_id)
+        if opened is None:
+            return
+        opened.report.merge(ended)
+        if ended.failed:
+            self.negatives.add(ended.failed)
+            # The pool lacks these blocks: store them again once they have been recomputed.
+            self._offers.note_unsaved(ended.failed)
+            state = self._requests.get(opened.job.request_id)
+            if state is not None and state.load_job == job_id:
+                state.loads_failed += 1
+        if opened.report.ranks >= self._setup.world_size:
+            self._close(opened)
+
+    def _close(self, opened: OpenJob) -> None:
+        job = opened.job
+        del self._jobs[job.job_id]
+        self._pins_or_fail.unpin(job.job_id)
+        self._service.release(opened.lease)
+        state = self._requests.get(job.request_id)
+        if isinstance(job, LoadJob):
+            if state is not None and state.load_job == job.job_id and not job.is_async:
+                state.load_job = None
+            if not opened.report.failed:
+                self.negatives.discard(block_names(job.parts))
+        elif job.namespace == self._agreement.namespace:
+            self._offers.note_unsaved(opened.report.unsaved)
+
+    # ---- the end of requests and of the cache --------------------------------------------------------------------------------
+
+    def finished(self, request: Request) -> None:
+        """Idempotent; open jobs go on, their blocks stay pinned."""
+        state = self._requests.pop(request.request_id, None)
+        if state is not None:
+            self._matcher.forget(state)
+
+    def reset(self) -> bool:
+        """Start an empty namespace of our own. Requests that live now keep their KV and never store it."""
+        stale = self._agreement.namespace
+        self._agreement.raise_epoch()
+        for state in self._requests.values():
+            self._matcher.forget(state)
+            # A request still waiting has computed nothing, unless it is being loaded right now.
+            state.stale = bool(state.offered) or state.load_job is not None
+        self.negatives.clear()
+        self._offers.forget_unsaved()
+        assert self._manager is not None
+        self._local_stale = bool(self._manager.block_pool.cached_block_hashes_by_block)
+        return self._agreement.clear(self._store, stale)
+
+    def busy(self) -> bool:
+        """Whether a job is open that can still end in time: the engine keeps stepping to hear of it."""
+        now = time.monotonic()
+        return any(now - opened.started < opened.job.deadline_s for opened in self._jobs.values())
+
+    def will_free_blocks(self) -> bool:
+        """Whether waiting frees blocks soon: a healthy store with young save jobs."""
+        if self._workers_down or self.breaker.state is not BreakerState.CLOSED:
+            return False
+        now = time.monotonic()
+        return any(isinstance(o.job, SaveJob) and now - o.started < 1.0 for o in self._jobs.values())
+
+    def take_stats(self) -> PoolStats | None:
+        if self.stats.is_empty():
+            return None
+        taken = PoolStats(data=self.stats.data)
+        self.stats.reset()
+        taken.gauge("pinned_blocks", self._pins.total if self._pins is not None else 0)
+        taken.gauge("breaker_state", int(self.breaker.state))
+        return taken
+
+    def open_counts(self) -> dict[str, int]:
+        """Sizes of all tables: every one is 0 when the engine is idle, but for the bounded memories."""
+        pinned = self._pins.total if self._pins is not None else 0
+        return {"requests": len(self._requests), "jobs": len(self._jobs), "pinned": pinned, "new_loads": len(self._new_loads)}
+
+    def shutdown(self) -> None:
+        for opened in self._jobs.values():
+            self._service.release(opened.lease)
+        for state in self._requests.values():
+            self._matcher.forget(state)
+        self._service.close(2.0)
+        self._store.close()
+
+    def _state(self, request: Request) -> RequestState:
+        state = self._requests.get(request.request_id)
+        if state is None or state.request is not request:
+            state = self._requests[request.request_id] = RequestState(request)
+        return state

@@ -1,0 +1,111 @@
+"""What both sides need to know of the engine they run in, read once from vLLM's configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.version import __version__ as vllm_version
+
+from kvpool.core.hits import GroupSpec
+from kvpool.engine.groups import pool_groups
+from kvpool.options import AscendStoreOptions, Deployment, load_ascend_store
+from kvpool.stores import build_store
+from kvpool.stores.base import Store
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger("vllm.kvpool")
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """Typed facts of one engine. ``loads`` and ``saves`` say what the role and the options let it do."""
+
+    options: AscendStoreOptions
+    groups: list[GroupSpec]
+    world_size: int
+    num_blocks: int
+    loads: bool
+    saves: bool
+    load_async: bool
+    save_decode: bool
+    recompute: bool
+
+
+def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> EngineSetup:
+    """ValueError or RuntimeError in one line where this engine cannot be served. Warnings go to the log where ``log``."""
+    check_version(vllm_version)
+    transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    role = transfer.kv_role
+    loaded = load_ascend_store(
+        transfer.kv_connector_extra_config,
+        kv_role=role,
+        env=os.environ,
+        deployment=Deployment(
+            tp=parallel.tensor_parallel_size,
+            pp=parallel.pipeline_parallel_size,
+            pcp=parallel.prefill_context_parallel_size,
+            dcp=parallel.decode_context_parallel_size,
+            eager=vllm_config.model_config.enforce_eager,
+        ),
+        kv_load_failure_policy=transfer.kv_load_failure_policy,
+    )
+    if log:
+        for warning in loaded.warnings:
+            logger.warning("kvpool: %s", warning)
+    if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+        raise ValueError("kvpool: context parallelism is not available yet (prefill/decode_context_parallel_size must be 1)")
+    options, groups = loaded.options, pool_groups(kv_config)
+    consumer = role == "kv_consumer"
+    return EngineSetup(
+        options=options,
+        groups=groups,
+        world_size=parallel.world_size,
+        num_blocks=kv_config.num_blocks,
+        loads=not consumer or options.consumer_is_to_load,
+        saves=not consumer or options.consumer_is_to_put,
+        # vLLM can only drop a failed load of several groups when the load is asynchronous.
+        load_async=options.load_async or len(groups) > 1,
+        save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
+        recompute=transfer.kv_load_failure_policy == "recompute",
+    )
+
+
+def check_version(version: str) -> None:
+    """0.32 is supported; newer is accepted with a warning; older is refused."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    numbers = (int(match[1]), int(match[2])) if match else (0, 0)
+    if numbers < (0, 32):
+        raise RuntimeError(f"kvpool needs vLLM 0.32 or newer, this is {version}")
+    if numbers > (0, 32):
+        logger.warning_once("kvpool: vLLM %s is newer than 0.32, on which kvpool is tested.", version)
+
+
+def open_store(options: AscendStoreOptions, device: str) -> Store:
+    """The store of the chosen backend, open. ValueError or OSError in one line."""
+    store = build_store(
+        options.backend,
+        root=options.local_pool_root,
+        name=options.local_pool_name,
+        dram_bytes=options.local_dram_size,
+        on_last_close=options.local_on_last_close,
+        device=device,
+        fault_plan_path=options.fault_plan_path,
+    )
+    store.open()
+    return store
+
+
+def host_identity() -> str:
+    """Tells hosts apart, the same in every container of one host."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return boot.read().strip()
+    except OSError:
+        return os.uname().nodename

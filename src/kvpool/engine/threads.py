@@ -1,0 +1,85 @@
+"""Daemon worker threads that cannot die silently: a task that raises fails alone, the thread goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.kvpool")
+
+T = TypeVar("T")
+
+
+class Ticket(Generic[T]):
+    """The outcome of one task: ``wait`` for it, then read ``value`` or ``error``."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._lock = threading.Lock()
+        self._then: list[Callable[[Ticket[T]], None]] = []
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self._ready.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._ready.wait(max(0.0, timeout_s))
+
+    def then(self, call: Callable[[Ticket[T]], None]) -> None:
+        """Call ``call(self)`` once the task has ended: now if it has, else from the thread that ends it."""
+        with self._lock:
+            if not self.done():
+                self._then.append(call)
+                return
+        call(self)
+
+    def run(self, task: Callable[[], T]) -> None:
+        try:
+            self.value = task()
+        except Exception as error:  # noqa: BLE001 - reported through the ticket and the log; the thread lives
+            self.error = error
+            logger.exception("kvpool: a background task failed")
+        with self._lock:
+            self._ready.set()
+        for call in self._then:
+            call(self)
+
+
+class WorkerThreads:
+    """``count`` daemon threads that take tasks in order. Daemons, because a store call that never returns must not block exit."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._queue: queue.SimpleQueue[tuple[Ticket, Callable] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._loop, name=f"kvpool-{name}-{i}", daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Callable[[], T]) -> Ticket[T]:
+        ticket: Ticket[T] = Ticket()
+        self._queue.put((ticket, task))
+        return ticket
+
+    def backlog(self) -> int:
+        """Tasks that wait for a thread."""
+        return self._queue.qsize()
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what is queued and stop, within ``timeout_s``; False when a thread is still busy."""
+        for _ in self._threads:
+            self._queue.put(None)
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _loop(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            ticket, task = entry
+            ticket.run(task)
+            del entry, ticket, task  # drop references to blocks and buffers while idle

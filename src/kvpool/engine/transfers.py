@@ -1,0 +1,142 @@
+"""What a worker does with jobs: turns them into batches, gives them to the store and keeps the books."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from vllm.logger import init_logger
+
+from kvpool.core.jobs import BlockName, Job, JobPart
+from kvpool.core.keys import block_keys, key_prefix
+from kvpool.core.layout import BlockLayout
+from kvpool.core.shards import saves_block
+from kvpool.engine.stats import PoolStats
+from kvpool.stores.base import Batch, Handle, Result, Status, Store
+
+logger = init_logger("vllm.kvpool")
+
+BATCH_OBJECTS = 64  # objects in one store call: bounds what one deadline covers and how long one call may take
+
+
+@dataclass
+class Outcome:
+    """How a job ended. ``running`` are calls that were given up but still use the blocks."""
+
+    failed: list[tuple[BlockName, int]] = field(default_factory=list)  # block name, block id
+    running: list[Handle] = field(default_factory=list)
+    stats: PoolStats = field(default_factory=PoolStats)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Blocks of one part that are one batch of one shard; ``rows`` index the part."""
+
+    part: JobPart
+    rows: Sequence[int]
+    batch: Batch
+
+
+class Transfers:
+    """Loads and saves of one rank. Thread-safe: it holds no state of its own but the layouts."""
+
+    def __init__(self, store: Store, layouts: Sequence[BlockLayout]) -> None:
+        self._store = store
+        self._layouts = layouts
+
+    def load(self, job: Job) -> Outcome:
+        """Read every block of a job into its place. A block is good only if every shard of it on this rank is."""
+        return self._run(job, loading=True)
+
+    def save(self, job: Job) -> Outcome:
+        """Store the blocks that are this rank's to store."""
+        return self._run(job, loading=False)
+
+    def _run(self, job: Job, loading: bool) -> Outcome:
+        outcome, started = Outcome(), time.monotonic()
+        bad: dict[BlockName, int] = {}
+        codes: Counter[str] = Counter()
+        verb = "load" if loading else "save"
+        for piece in self._pieces(job, loading):
+            left = job.deadline_s - (time.monotonic() - started)
+            results = self._call(piece.batch, left, loading, outcome)
+            self._book(piece, results, loading, bad, codes, outcome.stats)
+        outcome.failed = list(bad.items())
+        outcome.stats.add(f"{verb}s/reason={'failed' if bad else 'ok'}" if loading else "saves")
+        outcome.stats.add(f"{verb}_seconds", time.monotonic() - started)
+        if bad:
+            name = "get" if loading else "put"
+            logger.error(
+                "Failed to %s %d keys out of %d for request %s, error_codes=%s",
+                name, len(bad), job.num_blocks, job.request_id, sorted(codes),
+            )  # fmt: skip
+        return outcome
+
+    def _pieces(self, job: Job, loading: bool) -> list[Piece]:
+        pieces = []
+        for part in job.parts:
+            for layout in self._layouts:
+                if layout.group != part.group:
+                    continue
+                prefix = key_prefix(job.namespace, layout.group, layout.shard)
+                rows = [r for r, i in enumerate(part.indexes) if loading or saves_block(i, layout.replica, layout.replicas)]
+                for first in range(0, len(rows), BATCH_OBJECTS):
+                    chosen = rows[first : first + BATCH_OBJECTS]
+                    keys = block_keys(prefix, [part.hashes[r] for r in chosen])
+                    addresses = layout.addresses(np.array([part.block_ids[r] for r in chosen], dtype=np.int64))
+                    pieces.append(Piece(part, chosen, Batch(keys, addresses, layout.sizes)))
+        return pieces
+
+    def _call(self, batch: Batch, left: float, loading: bool, outcome: Outcome) -> list[Result]:
+        """One store call with its deadline; a passing fault of a put is tried once more."""
+        results = self._once(batch, left, loading, outcome)
+        again = [i for i, r in enumerate(results) if r.status is Status.TRANSIENT]
+        if loading or not again or outcome.running:
+            return results
+        retry = Batch([batch.keys[i] for i in again], batch.addresses[again], batch.sizes)
+        for i, result in zip(again, self._once(retry, left, loading, outcome), strict=True):
+            results[i] = result
+        return results
+
+    def _once(self, batch: Batch, left: float, loading: bool, outcome: Outcome) -> list[Result]:
+        count = len(batch.keys)
+        if left <= 0 or outcome.running:
+            return [Result(Status.TRANSIENT, text="deadline")] * count
+        try:
+            handle = self._store.get(batch, left) if loading else self._store.put(batch, left)
+            if not handle.wait(left) and not handle.abandon():
+                outcome.running.append(handle)
+                return [Result(Status.TRANSIENT, text="deadline")] * count
+            results = handle.results() if handle.done() else []
+        except Exception as error:  # noqa: BLE001 - any fault of a store is a failed call, never a dead thread
+            return [Result(Status.FATAL, text=f"{type(error).__name__}: {error}")] * count
+        if results is None or len(results) != count:
+            return [Result(Status.TRANSIENT, text="deadline or no answer")] * count
+        return list(results)
+
+    def _book(
+        self,
+        piece: Piece,
+        results: Sequence[Result],
+        loading: bool,
+        bad: dict[BlockName, int],
+        codes: Counter[str],
+        stats: PoolStats,
+    ) -> None:
+        nbytes = piece.batch.object_nbytes
+        moved = sum(1 for r in results if r.status is Status.OK and (r.nbytes == nbytes or not loading))
+        verb = "load" if loading else "save"
+        stats.add(f"{verb}ed_blocks" if loading else "saved_blocks", moved)
+        stats.add(f"{verb}ed_bytes" if loading else "saved_bytes", moved * nbytes)
+        for row, result in zip(piece.rows, results, strict=True):
+            good = (result.status is Status.OK and result.nbytes == nbytes) if loading else result.stored
+            if good:
+                if result.status is Status.EXISTS:
+                    stats.add("known_blocks")
+                continue
+            bad[(piece.part.group, piece.part.hashes[row])] = piece.part.block_ids[row]
+            codes[str(result.code if result.code is not None else result.status.value)] += 1
+            stats.add(f"{verb}_failures/reason={result.status.value}")
