@@ -18,7 +18,7 @@ IGNORED = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_
 
 
 def model_identity(config: VllmConfig, cache_namespace: str | None) -> str:
-    """``name:<cache_namespace>`` where the operator gave one, else a digest of the configuration after overrides and the weights."""
+    """``name:<cache_namespace>`` where the operator gave one, else a digest of configuration (after overrides) and weights."""
     if cache_namespace:
         return f"name:{cache_namespace}"
     model = config.model_config

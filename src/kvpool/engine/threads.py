@@ -42,7 +42,7 @@ class Ticket(Generic[T]):
     def run(self, task: Callable[[], T]) -> None:
         try:
             self.value = task()
-        except Exception as error:  # noqa: BLE001 - reported through the ticket and the log; the thread lives
+        except Exception as error:
             self.error = error
             logger.exception("kvpool: a background task failed")
         with self._lock:

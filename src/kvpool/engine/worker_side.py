@@ -112,7 +112,7 @@ class WorkerSide:
             if self._asleep or self._transfers is None:
                 raise RuntimeError("the KV caches are not registered")
             return self._transfers.load(job) if loading else self._transfers.save(job)
-        except Exception:  # noqa: BLE001 - a job fails, the thread lives
+        except Exception:
             logger.exception("kvpool: job %d of request %s failed", job.job_id, job.request_id)
             ids = dict(zip(block_names(job.parts), job.block_ids, strict=True))
             return Outcome(failed=list(ids.items()))
