@@ -17,7 +17,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 def python_files() -> list[Path]:
     """Every Python file that git tracks or would track, relative to the root of the repository."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*.py"]
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*.py"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [Path(line) for line in sorted(set(listed.splitlines())) if (ROOT / line).is_file()]
 
