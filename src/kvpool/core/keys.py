@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 KEY_VERSION = "v1"
 
@@ -30,7 +31,7 @@ class Shard:
 def _layer_span(layers: tuple[int, ...]) -> str:
     """``0-11`` for a run, ``0-10s2`` for every second one, else the bounds and a digest of the exact set."""
     first, last = layers[0], layers[-1]
-    steps = {b - a for a, b in zip(layers, layers[1:], strict=False)} or {1}
+    steps = {b - a for a, b in pairwise(layers)} or {1}
     if steps == {1}:
         return f"{first}-{last}"
     if len(steps) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -57,4 +58,4 @@ def layer_partition(num_layers: int, stages: int, explicit: str | None = None) -
         for i in range(2, extra + 2):
             sizes[-i] += 1
     bounds = [sum(sizes[:i]) for i in range(stages + 1)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(bounds)]

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 from vllm.logger import init_logger
 
+from kvpool.core.diagnosis import Evidence
 from kvpool.core.keys import key_prefix, namespace_prefix
 from kvpool.core.namespace import NamespaceInputs
 from kvpool.engine.messages import RankInfo
 from kvpool.stores.base import Store
 
 logger = init_logger("vllm.kvpool")
+
+NOTES = b"v1:note:namespace:"
 
 
 class Agreement:
@@ -76,6 +79,17 @@ class Agreement:
             logger.exception("kvpool: clearing namespace %s failed; it is no longer used", namespace)
             return False
         return True
+
+    def note(self, store: Store) -> None:
+        """Leave our namespace's inputs in the pool, so that an engine that shares nothing can be told which field differs."""
+        if self.inputs is not None and not self.inputs.epoch.startswith(("reset-", "private-")):
+            store.write_note(NOTES + self.namespace.encode(), self.inputs.to_json())
+
+    def evidence(self, store: Store, told: str, block_size: int, unknown: int, min_hit_tokens: int) -> Evidence:
+        """What the pool says about hits that do not come. Asks the store: not for the engine's thread."""
+        notes = {key.removeprefix(NOTES).decode(): text for key, text in store.notes(NOTES).items()}
+        inputs = self.inputs.to_json() if self.inputs is not None else ""
+        return Evidence(self.namespace, inputs, notes, store.stats().objects, block_size, told, unknown, min_hit_tokens)
 
     def _merged(self) -> NamespaceInputs:
         ranks = [self._ranks[r] for r in sorted(self._ranks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvpool.core.hits import GroupKind, GroupSpec, Presence, find_prefix, needed_blocks
@@ -59,6 +59,10 @@ class LookupService:
     def release(self, lease: Lease | None) -> None:
         if lease is not None:
             self._store.release(lease)
+
+    def run(self, task: Callable[[], object]) -> None:
+        """Run something that asks the store off the engine's thread."""
+        self._threads.submit(task)
 
     def close(self, timeout_s: float) -> None:
         self._threads.close(timeout_s)

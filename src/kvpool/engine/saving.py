@@ -73,7 +73,7 @@ class SaveOffers:
             earlier = group_hashes(hashes, group.units, 0, min(first, last))
             blocks = [i for i, h in enumerate(earlier) if (index, h) in self._unsaved] + blocks
         blocks = [i for i in blocks if i < len(table) and table[i] != 0]
-        names = [hashes[i * group.units + group.units - 1] for i in blocks]
+        names: list[bytes] = [hashes[i * group.units + group.units - 1] for i in blocks]
         for h in names:
             self._unsaved.pop((index, h), None)
         state.offered[index] = max(first, last)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from kvpool.core.breaker import Breaker, BreakerState
+from kvpool.core.diagnosis import likely_cause
 from kvpool.core.hits import needed_blocks
 from kvpool.core.jobs import Job, JobPart, JobReport, LoadJob, SaveJob, block_names
 from kvpool.core.keys import group_hashes
@@ -24,6 +25,7 @@ from kvpool.engine.requests import RequestState
 from kvpool.engine.saving import SaveOffers
 from kvpool.engine.setup import EngineSetup
 from kvpool.engine.stats import PoolStats
+from kvpool.engine.watch import Watch
 from kvpool.stores.base import Lease, Store
 
 if TYPE_CHECKING:
@@ -67,8 +69,10 @@ class SchedulerSide:
         self._new_loads: list[LoadJob] = []
         self._workers_down = False
         self._local_stale = False
+        self._noted = False
         self._manager: KVCacheManager | None = None
         self._pins: BlockPins | None = None
+        self._watch = Watch(options.zero_hit_alarm_lookups, self._explain, self._service.run)
 
     # ---- set-up -------------------------------------------------------------------------------------------------------------
 
@@ -80,6 +84,17 @@ class SchedulerSide:
     def meet(self, rank: RankInfo) -> None:
         """A worker's handshake. RuntimeError naming the field where ranks disagree."""
         self._agreement.add(rank)
+        if self._agreement.ready and not self._noted:
+            self._noted = True
+            inputs = self._agreement.inputs
+            logger.info("kvpool: namespace %s of %s", self._agreement.namespace, inputs.to_json() if inputs else "")
+            self._service.run(lambda: self._agreement.note(self._store))
+
+    def _explain(self, unknown: int) -> str:
+        options = self._setup.options
+        text = f"backend {options.backend}: {options.backend_reason}"
+        size = max(group.block_size for group in self._setup.groups)
+        return likely_cause(self._agreement.evidence(self._store, text, size, unknown, options.min_hit_tokens))
 
     # ---- loads --------------------------------------------------------------------------------------------------------------
 
@@ -142,7 +157,10 @@ class SchedulerSide:
         state = self._requests.get(request_id)
         if state is None or state.stale or (self._local_stale and self._is_stale(state, start)):
             return None
-        tables = output.kv_connector_block_state.get_block_ids(request_id)
+        blocks = output.kv_connector_block_state
+        tables = blocks.get_block_ids(request_id) if blocks is not None else None
+        if tables is None:
+            return None
         room = 0 if self._workers_down else self._pins_or_fail.room()
         parts, dropped = self._offers.offer(state, start, start + scheduled, tables, room)
         if dropped:
@@ -172,6 +190,8 @@ class SchedulerSide:
     # ---- reports ------------------------------------------------------------------------------------------------------------
 
     def update(self, output: KVConnectorOutput) -> None:
+        if isinstance(output.kv_connector_stats, PoolStats):
+            self._watch.add(output.kv_connector_stats.data)
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self._workers_down = report.store_down
@@ -256,6 +276,7 @@ class SchedulerSide:
             return None
         taken = PoolStats(data=self.stats.data)
         self.stats.reset()
+        self._watch.add(taken.data)
         taken.gauge("pinned_blocks", self._pins.total if self._pins is not None else 0)
         taken.gauge("breaker_state", int(self.breaker.state))
         return taken

@@ -42,6 +42,8 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
     """ValueError or RuntimeError in one line where this engine cannot be served. Warnings go to the log where ``log``."""
     check_version(vllm_version)
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    if transfer is None or transfer.kv_role is None:
+        raise ValueError("kvpool: kv_transfer_config needs a kv_role")
     role = transfer.kv_role
     loaded = load_ascend_store(
         transfer.kv_connector_extra_config,
