@@ -256,7 +256,8 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, keys: Sequence[bytes]) -> list[Result]:
-        """OK or MISSING per key; BUSY where it is leased or being read: it is then no longer found, and its room is reused later."""
+        """OK or MISSING per key; BUSY where it is leased or being read: it is then no longer found, and its room is reused
+        later."""
 
     def list(self, prefix: bytes = b"") -> list[bytes]:
         """Keys that start with ``prefix``; only where ``capabilities.listable``."""

@@ -1,0 +1,137 @@
+"""The processes that have a pool open. Each holds a lock on its own file ``clients/<id>``: while it is held the client lives.
+Process ids say nothing here, they differ between containers. The file is also the client's lease array (see leases.py)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_PAGE_UNITS = 512  # int64 stamps in one page
+
+Mask = NDArray[np.bool_]
+Units = NDArray[np.int64]
+
+
+def _name(client: int) -> str:
+    return f"{client:016x}"
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def join(directory: int, nbytes: int) -> tuple[int, int]:
+    """Make a client file; its id and its locked descriptor. It gets its name when it is locked, so nobody takes it for a dead
+    one."""
+    client = secrets.randbits(63) | 1
+    fd = os.open(f"new-{_name(client)}", os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=directory)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, nbytes)
+        os.rename(f"new-{_name(client)}", _name(client), src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        os.close(fd)
+        raise
+    return client, fd
+
+
+def leave(directory: int, client: int) -> None:
+    """Remove the client's file; its descriptor is closed by the caller, which ends the lock."""
+    with suppress(FileNotFoundError):
+        os.unlink(_name(client), dir_fd=directory)
+
+
+class Peers:
+    """The clients of a pool as seen by one of them. Used by its writer thread only."""
+
+    def __init__(self, directory: int, me: int) -> None:
+        self._directory = directory
+        self._me = me
+        self._fds: dict[int, int] = {}
+        self._living: list[int] = []
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def _listed(self) -> list[int]:
+        ids = [int(name, 16) for name in os.listdir(self._directory) if len(name) == 16]
+        for gone in self._fds.keys() - set(ids):
+            os.close(self._fds.pop(gone))
+        return ids
+
+    def _fd(self, client: int) -> int | None:
+        fd = self._fds.get(client)
+        if fd is None:
+            try:
+                fd = os.open(_name(client), os.O_RDWR | _FLAGS, dir_fd=self._directory)
+            except FileNotFoundError:
+                return None
+            self._fds[client] = fd
+        return fd
+
+    def alive(self, client: int) -> bool:
+        """Does the client hold its lock?"""
+        if client == self._me:
+            return True
+        fd = self._fd(client)
+        if fd is None:
+            return False
+        if _lock(fd):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            return False
+        return True
+
+    def refresh(self) -> list[int]:
+        """Look who lives now. A client that joins later finds only what the index then holds."""
+        self._living = [client for client in self._listed() if self.alive(client)]
+        return self._living
+
+    def bury(self) -> int:
+        """Remove the files of the dead; how many. Only under the pool's lock, after their reservations were taken back."""
+        buried = 0
+        for client in self._listed():
+            if not self.alive(client):
+                leave(self._directory, client)
+                buried += 1
+        for name in os.listdir(self._directory):
+            if name.startswith("new-"):
+                os.unlink(name, dir_fd=self._directory)
+        return buried
+
+    def stamps(self, units: Units) -> Units:
+        """The latest stamp of any client that lived at the last ``refresh``, for each unit; 0 where there is none.
+
+        Read with pread, not through a mapping: a mapped read of a hole would take memory, or a SIGBUS where there is none.
+        """
+        latest = np.zeros(len(units), dtype=np.int64)
+        if not len(units):
+            return latest
+        pages, place = np.unique(units // _PAGE_UNITS, return_inverse=True)
+        runs = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1)
+        within = units % _PAGE_UNITS
+        for client in self._living:
+            fd = self._fd(client)
+            if fd is None:
+                continue
+            raw = b"".join(_read(fd, int(run[0]), len(run)) for run in runs)
+            table = np.frombuffer(raw, dtype=np.int64).reshape(-1, _PAGE_UNITS)
+            np.maximum(latest, table[place, within], out=latest)
+        return latest
+
+
+def _read(fd: int, page: int, pages: int) -> bytes:
+    nbytes = pages * _PAGE_UNITS * 8
+    raw = os.pread(fd, nbytes, page * _PAGE_UNITS * 8)
+    return raw.ljust(nbytes, b"\0")

@@ -1,0 +1,141 @@
+"""The pool's books: gauges, listing, the probe, and the check that every slot is accounted for exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from kvpool.stores.base import Health, StoreStats
+from kvpool.stores.local.index import ENTRY, LmdbTransaction
+from kvpool.stores.local.leases import FOREVER
+from kvpool.stores.local.pool import Pool
+from kvpool.stores.local.records import Records
+from kvpool.stores.local.writer import Overdue
+
+_VERIFY_S = 30.0
+
+
+def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
+    """The object keys that start with ``prefix``; ``txn`` reads the objects table."""
+    cursor = txn.cursor()
+    found: list[bytes] = []
+    if cursor.set_range(prefix) if prefix else cursor.first():
+        for key in cursor.iternext(keys=True, values=False):
+            if not key.startswith(prefix):
+                break
+            found.append(bytes(key))
+    return found
+
+
+def stats(pool: Pool) -> StoreStats:
+    """One consistent picture, from one transaction, without taking the write lock."""
+
+    def look(records: Records) -> StoreStats:
+        units = records.slabs.units(records.slabs.all())
+        peers = pool.viewers()
+        try:
+            ends = peers.stamps(units)
+        finally:
+            peers.close()
+        pinned = int((ends == FOREVER).sum())
+        limit = pool.allocator.limit(records)
+        return StoreStats(
+            capacity_bytes=limit * pool.geometry.chunk_bytes,
+            used_bytes=records.counter(b"used"),
+            objects=records.count("objects"),
+            evicted_objects=records.counter(b"evicted"),
+            leases=int((ends > time.monotonic_ns()).sum()) - pinned,
+            pinned=pinned,
+            writing=records.count("reserved"),
+        )
+
+    return pool.look(look)
+
+
+def health(pool: Pool) -> Health:
+    """Readable, and not without memory."""
+    limit = pool.look(pool.allocator.limit)
+    if limit == 0:
+        return Health(False, "the filesystem of the pool has no room for its arena")
+    return Health(True)
+
+
+def verify(pool: Pool) -> list[str]:
+    """Findings in one line each. Runs inside one write transaction, so nothing changes meanwhile."""
+    try:
+        return pool.writer.call(_Check().run, time.monotonic() + _VERIFY_S)
+    except Overdue:
+        return ["the index is busy: another process keeps its write lock"]
+
+
+class _Check:
+    def __init__(self) -> None:
+        self.findings: list[str] = []
+
+    def run(self, records: Records) -> list[str]:
+        states = self._states(records)
+        self._slabs(records, states)
+        self._objects(records)
+        self._writing(records)
+        return self.findings
+
+    def _states(self, records: Records) -> dict[int, str]:
+        states: dict[int, str] = {}
+        end = records.slabs.geometry.units
+        listed = {table: records.units_between(table, 0, end) for table in ("ready", "reserved", "limbo")}
+        listed["free"] = [unit for slot_bytes in self._classes(records) for unit in records.free_slots(slot_bytes, 1 << 62)]
+        if len(listed["free"]) != records.count("free"):
+            self.findings.append("free slots of a class that has no slab")
+        for table, units in listed.items():
+            for unit in units:
+                if unit in states:
+                    self.findings.append(f"slot {unit} is both {states[unit]} and {table}")
+                states[unit] = table
+        return states
+
+    def _classes(self, records: Records) -> set[int]:
+        return {slab.slot_bytes for slab in records.slabs.all()}
+
+    def _slabs(self, records: Records, states: dict[int, str]) -> None:
+        used, known = 0, 0
+        taken: Counter[int] = Counter()
+        for slab in records.slabs.all():
+            taken.update(range(slab.chunk, slab.chunk + slab.chunks))
+            first, carved = records.slabs.first_unit(slab), records.carved(slab)
+            found = [unit for unit in range(first, first + slab.slots) if unit in states]
+            known += len(found)
+            used += sum(states[unit] != "free" for unit in found) * slab.slot_bytes
+            lost = [unit for unit in range(first, first + carved) if unit not in states]
+            if lost and not slab.retiring:
+                self.findings.append(f"slab {slab.chunk}: {len(lost)} slots are in no state, first {lost[0]}")
+            if any(unit >= first + carved for unit in found):
+                self.findings.append(f"slab {slab.chunk}: slots beyond the used ones have a state")
+        self.findings.extend(f"chunk {chunk} is in {count} slabs" for chunk, count in taken.items() if count > 1)
+        if known != len(states):
+            self.findings.append(f"{len(states) - known} slots lie in no slab")
+        if used != records.counter(b"used"):
+            self.findings.append(f"used bytes are {used}, the counter says {records.counter(b'used')}")
+
+    def _objects(self, records: Records) -> None:
+        if records.count("objects") != records.count("ready"):
+            self.findings.append(f"{records.count('objects')} objects, but {records.count('ready')} slots are ready")
+        if records.count("tails") != records.count("objects"):
+            self.findings.append(f"{records.count('objects')} objects, but {records.count('tails')} are listed by block")
+        for key, raw in records.txn.cursor(records.tables["objects"]):
+            unit, offset, nbytes, _ = ENTRY.unpack(raw)
+            if records.key_of(unit) != key:
+                self.findings.append(f"object {key!r}: its slot {unit} says otherwise")
+            elif records.slabs.offset(unit) != offset or records.slabs.of_unit(unit).slot_bytes < nbytes:
+                self.findings.append(f"object {key!r}: place or size do not fit its slot {unit}")
+            if records.shards_of(key).count(bytes(key)) != 1:
+                self.findings.append(f"object {key!r} is not listed under its block")
+
+    def _writing(self, records: Records) -> None:
+        for key, _raw in records.txn.cursor(records.tables["writing"]):
+            writing = records.writer_of(bytes(key))
+            reserved = records.reservation(writing[0]) if writing else None
+            if reserved is None or reserved.key != key:
+                self.findings.append(f"key {key!r} counts as being written, but no slot is reserved for it")
+
+
+__all__ = ["health", "keys_with", "stats", "verify"]

@@ -1,0 +1,248 @@
+"""A pool as one process has it open: the parts of the package put together. Not the store itself (store.py)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import lmdb
+
+from kvpool.stores.local import clients, index
+from kvpool.stores.local.allocator import Allocator
+from kvpool.stores.local.arena import Arena, Stamps
+from kvpool.stores.local.eviction import Evictor
+from kvpool.stores.local.fence import Fence, make_fence
+from kvpool.stores.local.geometry import Geometry, geometry_for
+from kvpool.stores.local.index import LmdbCursor, LmdbTable, LmdbTransaction
+from kvpool.stores.local.leases import Leases
+from kvpool.stores.local.pool_dir import PoolDir, boot_id
+from kvpool.stores.local.prefault import Prefaulter
+from kvpool.stores.local.records import Records
+from kvpool.stores.local.slabs import SlabTable
+from kvpool.stores.local.writer import Overdue, WriterThread
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+OnLastClose = Literal["keep", "remove"]
+
+_JOIN_S = 30.0
+_LEAVE_S = 5.0
+_READ_S = 1.0
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
+    """Join the pool, or make it; with ``dram_bytes`` None only join. OSError or ValueError with the reason in one line."""
+    end = time.monotonic() + _JOIN_S
+    while True:
+        directory = PoolDir(root, name, create=dram_bytes is not None)
+        try:
+            with directory.locked(_JOIN_S):
+                return Pool(directory, _prepare(directory, dram_bytes))
+        except FileNotFoundError:
+            directory.close()
+            if dram_bytes is None or time.monotonic() >= end:
+                raise
+        except BaseException:
+            directory.close()
+            raise
+
+
+def _prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
+    """Make the files of a new pool, or check those of an old one; under the pool's lock."""
+    meta = directory.read_meta()
+    if meta is not None and meta.get("boot") != boot_id():
+        logger.warning("pool %s is from before the last restart of this host: emptied", directory.path)
+        directory.wipe(keep_lock=True)
+        meta = None
+    if meta is None:
+        if dram_bytes is None:
+            raise FileNotFoundError(f"there is no pool at {directory.path}")
+        return _create(directory, dram_bytes)
+    size, chunk = int(str(meta["dram_bytes"])), int(str(meta["chunk_bytes"]))
+    if dram_bytes is not None and dram_bytes != size:
+        raise ValueError(f"pool {directory.path} was made with dram_bytes={size}, this process asks for dram_bytes={dram_bytes}")
+    return Geometry(chunk, size // chunk)
+
+
+def _create(directory: PoolDir, dram_bytes: int) -> Geometry:
+    geometry = geometry_for(dram_bytes)
+    directory.wipe(keep_lock=True)
+    for name in ("index", "clients"):
+        os.close(directory.make_dir(name))
+    for name, nbytes in (("arena", geometry.capacity), ("stamps", geometry.units * 8)):
+        fd = directory.open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            os.ftruncate(fd, nbytes)
+        finally:
+            os.close(fd)
+    # LMDB maps its lock file and touches it later: give it its memory before LMDB holds locks on it (closing a descriptor ends
+    # them).
+    fd = directory.open_file("index/lock.mdb", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        os.posix_fallocate(fd, 0, index.lock_file_nbytes())
+    finally:
+        os.close(fd)
+    directory.write_meta({"dram_bytes": dram_bytes, "chunk_bytes": geometry.chunk_bytes, "boot": boot_id()})
+    return geometry
+
+
+class Pool:
+    """Everything that is open. Made under the pool's lock; ``close`` leaves the pool."""
+
+    def __init__(self, directory: PoolDir, geometry: Geometry) -> None:
+        self.directory = directory
+        self.geometry = geometry
+        self.pid = os.getpid()
+        self.fence: Fence = make_fence()
+        self._clients = directory.make_dir("clients")
+        os.close(directory.make_dir("index"))
+        self.client, self._client_fd = clients.join(self._clients, geometry.units * 8)
+        self.leases = Leases(self._client_fd, geometry)
+        self.peers = clients.Peers(self._clients, self.client)
+        self.arena = Arena(directory.open_file("arena"), geometry)
+        self.stamps = Stamps(directory.open_file("stamps"), geometry)
+        self.prefaulter = Prefaulter(self.arena)
+        self.environment = index.acquire(directory.path / "index", index.map_size_for(geometry.units))
+        self.slabs = SlabTable(geometry)
+        self.evictor = Evictor(self.stamps, self.peers, self.fence)
+        self.allocator = Allocator(geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
+        self.writer = WriterThread(self.environment, lambda txn: Records(txn, self.environment, self.slabs))
+        _pools.add(self)
+        if not self.environment.exclusive_pid:
+            logger.warning(
+                "pool %s: a process with our pid in another PID namespace uses it; lookups take the write lock", directory.path
+            )
+        self._clean()
+
+    def _clean(self) -> None:
+        """Take back what dead clients left. Under the pool's lock."""
+
+        def step(records: Records) -> int:
+            others = [client for client in self.peers.refresh() if client != self.client]
+            if not others:
+                records.set_counter(b"limit", 0)
+            return self.evictor.sweep(records) + self.evictor.reclaim(records)
+
+        try:
+            self.writer.call(step, time.monotonic() + _LEAVE_S)
+        except Overdue:
+            logger.warning(
+                "pool %s: a stopped process keeps the index; slots of dead ones are taken back later", self.directory.path
+            )
+        else:
+            self.peers.bury()
+
+    def read(self, function: Callable[[LmdbTransaction], T]) -> T:
+        """Run ``function`` on a read transaction whose default table is ``objects``."""
+        environment = self.environment
+        if environment.exclusive_pid:
+            try:
+                with environment.env.begin(db=environment.tables["objects"]) as txn:
+                    return function(txn)
+            except lmdb.ReadersFullError:
+                environment.env.reader_check()
+                with environment.env.begin(db=environment.tables["objects"]) as txn:
+                    return function(txn)
+        table = environment.tables["objects"]
+        return self.writer.call(lambda records: function(_Objects(records.txn, table)), time.monotonic() + _READ_S)
+
+    def entries(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The raw index entry of each key (index.ENTRY), None where there is no object."""
+
+        def look(txn: LmdbTransaction) -> list[bytes | None]:
+            get = txn.get
+            return [get(key) for key in keys]
+
+        try:
+            return self.read(look)
+        except lmdb.BadValsizeError:  # an empty or overlong key can name no object
+            sound = [key for key in keys if 0 < len(key) <= index.MAX_KEY]
+            found = dict(zip(sound, self.entries(sound), strict=True))
+            return [found.get(key) for key in keys]
+
+    def look(self, function: Callable[[Records], T]) -> T:
+        """Run ``function`` on a snapshot of the index, with a slab table and a view of the clients of its own; it must not
+        write."""
+        environment = self.environment
+        if not environment.exclusive_pid:
+            return self.writer.call(function, time.monotonic() + _READ_S)
+        with environment.env.begin() as txn:
+            return function(Records(txn, environment, SlabTable(self.geometry)))
+
+    def viewers(self) -> clients.Peers:
+        """The clients that live now, for use outside the writer thread; the caller closes it."""
+        peers = clients.Peers(self._clients, self.client)
+        peers.refresh()
+        return peers
+
+    def close(self, on_last_close: OnLastClose) -> None:
+        """Give back what is ours and leave."""
+        with suppress(Overdue, lmdb.Error):
+            self.writer.call(self._give_back, time.monotonic() + _LEAVE_S)
+        stopped = self.writer.close(_LEAVE_S)
+        self.prefaulter.close()
+        try:
+            with self.directory.locked(_LEAVE_S):
+                last = stopped and self.peers.refresh() == [self.client]
+                clients.leave(self._clients, self.client)
+                if last and on_last_close == "remove":
+                    self.directory.remove()
+        except OSError as error:
+            logger.warning("pool %s: left without clearing up (%s)", self.directory.path, error)
+        self._close_files(stopped)
+
+    def _give_back(self, records: Records) -> None:
+        mine = [(unit, reserved) for unit, reserved in records.reservations() if reserved.owner == self.client]
+        for unit, reserved in mine:
+            records.cancel(unit, reserved)
+
+    def _close_files(self, stopped: bool) -> None:
+        _pools.discard(self)
+        if stopped:
+            index.release(self.environment)
+        else:
+            logger.warning("pool %s: the index stays open, a stopped process keeps its lock", self.directory.path)
+        self.leases.close()
+        if stopped:
+            self.peers.close()
+            self.stamps.close()
+            self.arena.close()
+            os.close(self._clients)
+            self.directory.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: let go of the lock, or the child would keep a dead parent alive."""
+        with suppress(OSError):
+            os.close(self._client_fd)
+
+
+class _Objects:
+    """The look of a read transaction for readers that must go through the writer."""
+
+    def __init__(self, txn: LmdbTransaction, table: LmdbTable) -> None:
+        self._txn = txn
+        self._table = table
+
+    def get(self, key: bytes) -> bytes | None:
+        raw = self._txn.get(key, db=self._table)
+        return None if raw is None else bytes(raw)
+
+    def cursor(self) -> LmdbCursor:
+        return self._txn.cursor(self._table)
+
+
+def _after_fork_in_child() -> None:
+    for pool in list(_pools):
+        pool.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+__all__ = ["OnLastClose", "Pool", "open_pool"]

@@ -1,0 +1,270 @@
+"""One write transaction on the index. Every change of a slot's state is a method here, so that the accounting is in one place:
+
+unused, free -> reserved -> ready -> limbo -> free          reserved -> free          limbo -> ready (it was leased after all)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvpool.stores.local.index import ENTRY, FREE, LIMBO, RESERVED, SLAB, UNIT, WRITING, Environment, LmdbCursor, LmdbTransaction
+from kvpool.stores.local.slabs import Slab, SlabTable
+
+
+class Reserved(NamedTuple):
+    owner: int
+    generation: int
+    nbytes: int
+    key: bytes
+
+
+def _reserved(raw: bytes) -> Reserved:
+    owner, generation, nbytes = RESERVED.unpack_from(raw)
+    return Reserved(owner, generation, nbytes, bytes(raw[RESERVED.size :]))
+
+
+class Limbo(NamedTuple):
+    revivable: bool
+    nbytes: int
+    generation: int
+    key: bytes
+
+
+def tail_of(key: bytes) -> bytes:
+    """The block hash of a key ``v1:namespace:group:shard:hash``; the whole key where there is no such form."""
+    return key.rpartition(b":")[2] or key
+
+
+def block_of(key: bytes) -> bytes:
+    """The key without its shard: equal for all shards of one block."""
+    head, _, tail = key.rpartition(b":")
+    return head.rpartition(b":")[0] + b":" + tail if head else key
+
+
+class Records:
+    """``slabs`` is this process's copy of the slab table, brought up to date here."""
+
+    def __init__(self, txn: LmdbTransaction, environment: Environment, slabs: SlabTable) -> None:
+        self.txn = txn
+        self.tables = environment.tables
+        self.slabs = slabs
+        self._get = txn.get
+        self._put = txn.put
+        self._delete = txn.delete
+        self._objects = self.tables["objects"]
+        self._counters: dict[bytes, int] = {}
+        if slabs.version != (version := self.counter(b"layout")):
+            slabs.load(version, ((UNIT.unpack(key)[0], SLAB.unpack(value)) for key, value in self._cursor("slabs")))
+
+    def _cursor(self, table: str) -> LmdbCursor:
+        return self.txn.cursor(self.tables[table])
+
+    # counters
+
+    def counter(self, name: bytes) -> int:
+        value = self._counters.get(name)
+        if value is None:
+            raw = self._get(name, db=self.tables["meta"])
+            value = UNIT.unpack(raw)[0] if raw is not None else 0
+        return int(value)
+
+    def set_counter(self, name: bytes, value: int) -> None:
+        self._counters[name] = value
+
+    def add(self, name: bytes, change: int) -> int:
+        value = self.counter(name) + change
+        self._counters[name] = value
+        return value
+
+    def has_memory(self, chunk: int, chunks: int) -> bool:
+        """Was this part of the arena ever in a slab? Then it has its memory."""
+        mask = ((1 << chunks) - 1) << chunk
+        return self._memory() & mask == mask
+
+    def _memory(self) -> int:
+        return int.from_bytes(self._get(b"memory", db=self.tables["meta"]) or b"", "little")
+
+    def flush(self) -> None:
+        """Write the counters back; called once, before the commit."""
+        for name, value in self._counters.items():
+            self._put(name, UNIT.pack(value), db=self.tables["meta"])
+
+    # lookups
+
+    def entry(self, key: bytes) -> tuple[int, int, int, int] | None:
+        raw = self._get(key, db=self._objects)
+        return None if raw is None else ENTRY.unpack(raw)
+
+    def key_of(self, unit: int) -> bytes | None:
+        raw = self._get(UNIT.pack(unit), db=self.tables["ready"])
+        return None if raw is None else bytes(raw)
+
+    def reservation(self, unit: int) -> Reserved | None:
+        raw = self._get(UNIT.pack(unit), db=self.tables["reserved"])
+        return None if raw is None else _reserved(raw)
+
+    def writer_of(self, key: bytes) -> tuple[int, int] | None:
+        """Unit and owner of the reservation under way for a key."""
+        raw = self._get(key, db=self.tables["writing"])
+        return None if raw is None else WRITING.unpack(raw)
+
+    def shards_of(self, key: bytes) -> list[bytes]:
+        """The stored shards of the block of ``key``, itself included."""
+        cursor = self._cursor("tails")
+        if not cursor.set_key(tail_of(key)):
+            return [key]
+        block = block_of(key)
+        return [bytes(other) for other in cursor.iternext_dup() if block_of(other) == block]
+
+    def reservations(self) -> Iterator[tuple[int, Reserved]]:
+        for raw, value in self._cursor("reserved"):
+            yield UNIT.unpack(raw)[0], _reserved(value)
+
+    def limbo(self) -> Iterator[tuple[int, Limbo]]:
+        for raw, value in self._cursor("limbo"):
+            revivable, nbytes, generation = LIMBO.unpack_from(value)
+            yield UNIT.unpack(raw)[0], Limbo(bool(revivable), nbytes, generation, bytes(value[LIMBO.size :]))
+
+    def units_between(self, table: str, first: int, end: int) -> list[int]:
+        """Units of ``first .. end`` that stand in a table keyed by unit."""
+        cursor = self._cursor(table)
+        found: list[int] = []
+        if cursor.set_range(UNIT.pack(first)):
+            for raw in cursor.iternext(keys=True, values=False):
+                unit = UNIT.unpack(raw)[0]
+                if unit >= end:
+                    break
+                found.append(unit)
+        return found
+
+    def count(self, table: str) -> int:
+        return int(self.txn.stat(self.tables[table])["entries"])
+
+    # transitions
+
+    def free_slots(self, slot_bytes: int, limit: int) -> list[int]:
+        """Up to ``limit`` free units of a class, in order of place."""
+        cursor = self._cursor("free")
+        found: list[int] = []
+        if limit > 0 and cursor.set_range(FREE.pack(slot_bytes, 0)):
+            for raw in cursor.iternext(keys=True, values=False):
+                size, unit = FREE.unpack(raw)
+                if size != slot_bytes:
+                    break
+                found.append(unit)
+                if len(found) == limit:
+                    break
+        return found
+
+    def unused_slots(self, slot_bytes: int) -> tuple[Slab, int] | None:
+        """The slab of a class that still has slots never used, and how many; there is at most one."""
+        chunk = self.counter(b"carve%d" % slot_bytes) - 1
+        slab = self.slabs.at(chunk) if chunk >= 0 else None
+        if slab is None or slab.slot_bytes != slot_bytes or slab.retiring:
+            return None
+        left = slab.slots - self.carved(slab)
+        return (slab, left) if left else None
+
+    def carved(self, slab: Slab) -> int:
+        """Slots of a slab ever used (the copy in ``slabs`` does not follow this number)."""
+        return int(SLAB.unpack(self._get(UNIT.pack(slab.chunk), db=self.tables["slabs"]))[3])
+
+    def take(self, slot_bytes: int, count: int) -> list[int]:
+        """Take up to ``count`` units of a class out of the free ones; the caller reserves them in this transaction."""
+        units = self.free_slots(slot_bytes, count)
+        for unit in units:
+            self._delete(FREE.pack(slot_bytes, unit), db=self.tables["free"])
+        if len(units) < count and (unused := self.unused_slots(slot_bytes)) is not None:
+            slab, left = unused
+            fresh = min(left, count - len(units))
+            first = self.slabs.first_unit(slab) + slab.slots - left
+            units.extend(range(first, first + fresh))
+            self._store_slab(slab, slab.slots - left + fresh)
+        self.add(b"used", len(units) * slot_bytes)
+        return units
+
+    def reserve(self, unit: int, owner: int, nbytes: int, key: bytes) -> int:
+        """A taken unit becomes the owner's; the generation of the reservation."""
+        generation = self.add(b"generation", 1)
+        self._put(UNIT.pack(unit), RESERVED.pack(owner, generation, nbytes) + key, db=self.tables["reserved"])
+        if key:
+            self._put(key, WRITING.pack(unit, owner), db=self.tables["writing"])
+        return generation
+
+    def publish(self, unit: int, reserved: Reserved, key: bytes) -> None:
+        """A reserved slot becomes a readable object; the key must be absent."""
+        self._end_reservation(unit, reserved)
+        self._make_ready(unit, key, reserved.nbytes, reserved.generation)
+
+    def cancel(self, unit: int, reserved: Reserved) -> None:
+        """A reserved slot becomes free: nobody but its owner ever reached it."""
+        self._end_reservation(unit, reserved)
+        self._free(unit)
+
+    def retract(self, key: bytes, unit: int, nbytes: int, generation: int, *, revivable: bool) -> None:
+        """A readable object is no longer found; its slot waits in limbo until nobody reads it."""
+        raw = UNIT.pack(unit)
+        self._delete(key, db=self._objects)
+        self._delete(raw, db=self.tables["ready"])
+        self._delete(tail_of(key), key, db=self.tables["tails"])
+        self._put(raw, LIMBO.pack(revivable, nbytes, generation) + key, db=self.tables["limbo"])
+
+    def settle(self, unit: int) -> None:
+        """A slot in limbo that nobody reads becomes free."""
+        self._delete(UNIT.pack(unit), db=self.tables["limbo"])
+        self._free(unit)
+
+    def revive(self, unit: int, limbo: Limbo) -> bool:
+        """An evicted object that proved to be leased is found again, unless its key was stored anew."""
+        if self.entry(limbo.key) is not None:
+            return False
+        self._delete(UNIT.pack(unit), db=self.tables["limbo"])
+        self._make_ready(unit, limbo.key, limbo.nbytes, limbo.generation)
+        return True
+
+    def _make_ready(self, unit: int, key: bytes, nbytes: int, generation: int) -> None:
+        self._put(key, ENTRY.pack(unit, self.slabs.offset(unit), nbytes, generation), db=self._objects)
+        self._put(UNIT.pack(unit), key, db=self.tables["ready"])
+        self._put(tail_of(key), key, db=self.tables["tails"])
+
+    def _end_reservation(self, unit: int, reserved: Reserved) -> None:
+        self._delete(UNIT.pack(unit), db=self.tables["reserved"])
+        if reserved.key and (writing := self.writer_of(reserved.key)) is not None and writing[0] == unit:
+            self._delete(reserved.key, db=self.tables["writing"])
+
+    def _free(self, unit: int) -> None:
+        slab = self.slabs.of_unit(unit)
+        self.add(b"used", -slab.slot_bytes)
+        if not slab.retiring:
+            self._put(FREE.pack(slab.slot_bytes, unit), b"", db=self.tables["free"])
+
+    # slabs
+
+    def add_slab(self, chunk: int, chunks: int, slot_bytes: int, slots: int) -> None:
+        self._put_slab(Slab(chunk, chunks, slot_bytes, slots, False), 0)
+        self.set_counter(b"carve%d" % slot_bytes, chunk + 1)
+        memory = self._memory() | ((1 << chunks) - 1) << chunk
+        self._put(b"memory", memory.to_bytes(memory.bit_length() // 8 + 1, "little"), db=self.tables["meta"])
+
+    def retire(self, slab: Slab) -> None:
+        """No slot of the slab is given out any more."""
+        first = self.slabs.first_unit(slab)
+        cursor = self._cursor("free")
+        alive = cursor.set_range(FREE.pack(slab.slot_bytes, first))
+        while alive and FREE.unpack(cursor.key()) < (slab.slot_bytes, first + slab.slots):
+            alive = cursor.delete()
+        self._put_slab(slab._replace(retiring=True), self.carved(slab))
+
+    def drop_slab(self, slab: Slab) -> None:
+        """The chunks of an empty retired slab are free."""
+        self._delete(UNIT.pack(slab.chunk), db=self.tables["slabs"])
+        self.slabs.remove(slab, self.add(b"layout", 1))
+
+    def _put_slab(self, slab: Slab, carved: int) -> None:
+        self._store_slab(slab, carved)
+        self.slabs.insert(slab, self.add(b"layout", 1))
+
+    def _store_slab(self, slab: Slab, carved: int) -> None:
+        value = SLAB.pack(slab.chunks, slab.slot_bytes, slab.slots, carved, slab.retiring)
+        self._put(UNIT.pack(slab.chunk), value, db=self.tables["slabs"])

@@ -1,0 +1,139 @@
+"""The only thread of a process that takes LMDB's write lock.
+
+LMDB's lock has no timeout: a process that is stopped while it holds it blocks every other writer. So callers hand their
+transaction to this thread as a job and wait with a deadline of their own. A job that its caller gave up on is never committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import lmdb
+
+from kvpool.stores.local.index import Environment, LmdbTransaction
+from kvpool.stores.local.records import Records
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A step's answer: commit this much, run ``outside`` (slow work that needs no lock), and call the step again."""
+
+    outside: Callable[[], None] | None = None
+
+
+class Overdue(Exception):
+    """The deadline passed before the transaction could run; nothing of it will happen."""
+
+
+class Closed(Exception):
+    """The store is closed."""
+
+
+class Job(Generic[T]):
+    """``step`` runs inside a transaction, as often as it answers Again. Its final answer becomes the result when it is
+    committed."""
+
+    def __init__(self, step: Callable[[Records], T | Again]) -> None:
+        self.step = step
+        self.lock = threading.Lock()
+        self.given_up = False
+        self._done = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def finish(self, value: T) -> None:
+        self._value = value
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._done.set()
+
+    def wait(self, deadline: float) -> T:
+        """The result, or what the step raised. Overdue at ``deadline`` (time.monotonic()): then it has not happened and never
+        will."""
+        if not self._done.wait(max(0.0, deadline - time.monotonic())):
+            with self.lock:
+                if not self._done.is_set():
+                    self.given_up = True
+                    raise Overdue("the index is busy: another process keeps its write lock")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+class WriterThread:
+    """Runs jobs in the order in which they came."""
+
+    def __init__(self, environment: Environment, records: Callable[[LmdbTransaction], Records]) -> None:
+        self._env = environment.env
+        self._records = records
+        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kvpool-index-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: Callable[[Records], T | Again]) -> Job[T]:
+        if self._closed:
+            raise Closed
+        job: Job[T] = Job(step)
+        self._jobs.put(job)
+        return job
+
+    def call(self, step: Callable[[Records], T | Again], deadline: float) -> T:
+        """Run a step and wait for it."""
+        return self.submit(step).wait(deadline)
+
+    def close(self, timeout_s: float) -> bool:
+        """Run what is queued, then stop. False when the thread still waits for the lock after ``timeout_s``."""
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                while not job.given_up and (again := self._step(job)) is not None:
+                    if again.outside is not None:
+                        again.outside()
+            except BaseException as error:  # the caller gets it; this thread must live on
+                logger.debug("a job of the index failed", exc_info=True)
+                job.fail(error)
+
+    def _step(self, job: Job[Any]) -> Again | None:
+        """One transaction of a job; what to do before the next one, None when there is none."""
+        txn = self._env.begin(write=True)
+        records: Records | None = None
+        try:
+            records = self._records(txn)
+            answer = job.step(records)
+            records.flush()
+            if isinstance(answer, Again):
+                txn.commit()
+                return answer
+            with job.lock:
+                if not job.given_up:
+                    txn.commit()
+                    job.finish(answer)
+                    return None
+            raise Overdue
+        except BaseException as error:
+            if records is not None:
+                records.slabs.forget()
+            with suppress(lmdb.Error):  # a commit that failed has ended the transaction already
+                txn.abort()
+            if isinstance(error, Overdue):
+                return None
+            raise
