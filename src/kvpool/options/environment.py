@@ -57,6 +57,10 @@ VARIABLES = (
     Variable("ASCEND_LOCAL_COMM_RES", "HIXL", "Set by hand or from ascend_local_comm_res_path."),
     Variable("ASCEND_CONNECT_TIMEOUT", "HIXL", "Milliseconds; the store's lease must be longer."),
     Variable("ASCEND_TRANSFER_TIMEOUT", "HIXL", "Milliseconds; the store's lease must be longer."),
+    Variable(
+        "HCCL_RDMA_TIMEOUT", "kvpool, HCCL", "With HCCL_RDMA_RETRY_CNT the transfer timeout where ASCEND_TRANSFER_TIMEOUT is unset."
+    ),
+    Variable("ASCEND_BUFFER_POOL", "HIXL", "Buffers of device-to-device transfers; warm up before measuring."),
     Variable("HCCL_INTRA_ROCE_ENABLE", "HCCL", "1 on A2, and on A3 over RoCE."),
     Variable("HCCL_IF_IP", "HCCL", "Address of this node; with HCCL_, GLOO_ and TP_SOCKET_IFNAME its interface."),
     Variable("ACL_OP_INIT_MODE", "CANN", "1 on A3 over HCCS."),

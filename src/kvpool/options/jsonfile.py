@@ -1,7 +1,7 @@
 """Strict JSON with errors that name file, line and reason, and the cleaning of three slips that hand-written files have.
 
-The slips are ``#`` comments, prose after a value, and trailing commas. They are refused when read (other readers of the same file
-refuse them too) and removed by ``clean``.
+The slips are comments (``#`` or ``//``), text in parentheses after a value, and trailing commas. They are refused when read (other
+readers of the same file refuse them too) and removed by ``clean``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from typing import Any, NoReturn
 from kvpool.options.errors import UNSET, OptionError
 
 _TOKEN = re.compile(
-    r"""(?P<blank>\s+)|(?P<comment>\#[^\n]*)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<mark>[{}\[\],:])"""
-    r"""|(?P<plain>-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.])|(?:true|false|null)(?!\w))"""
+    r"""(?P<blank>\s+)|(?P<comment>(?:\#|//)[^\n]*)|(?P<prose>\([^()\n]*\))|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<other>.)"""
 )
-
-_REMOVABLE = ("(", "//")
-"""How prose after a value starts. Anything else there (an unquoted `10 GB`) may be part of the value and is never removed."""
+"""Text outside strings is split into single characters: only comments, text in parentheses and commas are of interest."""
 
 
 class JsonError(OptionError):
@@ -66,31 +63,24 @@ def _diagnosed(text: str, source: str, error: json.JSONDecodeError) -> JsonError
 
 
 def _scan(text: str) -> tuple[str, list[tuple[int, str]]]:
-    """The text without slips (its line breaks stay), and each slip with its position."""
+    """The text without slips (its line breaks stay), and each slip with its position.
+
+    Anything else after a value (an unquoted `10 GB`) may be part of the value and is never removed.
+    """
     kept: list[str] = []
     slips: list[tuple[int, str]] = []
     comma: tuple[int, int] | None = None  # index in ``kept`` and position of a comma with nothing after it yet
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        kind = match.lastgroup if match else "prose"
-        token = match.group() if match else text[position:].split("\n", 1)[0]
-        if kind == "comment":
-            slips.append((position, "a comment"))
-        elif kind == "prose" and token.startswith(_REMOVABLE):
-            prose = token.split("#")[0].rstrip()
-            ending = prose[-1] if prose and prose[-1] in ",}]" else ""
-            slips.append((position, f"the text {prose.removesuffix(ending)!r}"))
-            kept.append(ending)
-            comma = (len(kept) - 1, position) if ending == "," else None
-        else:
-            if token in ("}", "]") and comma is not None:
-                slips.append((comma[1], "a comma before the closing bracket"))
-                kept[comma[0]] = ""
-            kept.append(token)
-            if kind != "blank":
-                comma = (len(kept) - 1, position) if token == "," else None
-        position += len(token)
+    for match in _TOKEN.finditer(text):
+        token, kind = match.group(), match.lastgroup
+        if kind in ("comment", "prose"):
+            slips.append((match.start(), "a comment" if kind == "comment" else f"the text {token!r}"))
+            continue
+        if token in ("}", "]") and comma is not None:
+            slips.append((comma[1], "a comma before the closing bracket"))
+            kept[comma[0]] = ""
+        kept.append(token)
+        if kind != "blank":
+            comma = (len(kept) - 1, match.start()) if token == "," else None
     return "".join(kept), slips
 
 

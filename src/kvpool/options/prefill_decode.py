@@ -13,6 +13,8 @@ from kvpool.options.fields import OptionModel, Reading, read_fields, unknown_key
 from kvpool.options.scalars import PARTITION, Bool, choice, integer
 
 MAX_PORT = 65535
+MAX_TIMEOUT_MS = 3_600_000
+TRANSFER_TIMEOUT = "ASCEND_TRANSFER_TIMEOUT"
 
 
 class SideSizes(OptionModel):
@@ -102,6 +104,22 @@ def check_ports(kv_port: int, count: int, where: str) -> None:
         raise OptionError(
             "kv_port", kv_port, f"{count} ports are used from there on, and the last must not exceed {MAX_PORT}", where=where
         )
+
+
+def transfer_timeout_ms(env: Mapping[str, str]) -> int:
+    """Longest time of one transfer: ASCEND_TRANSFER_TIMEOUT, else what the RDMA retries can take plus three seconds."""
+
+    def read(variable: str, default: int) -> int:
+        form = integer(1, MAX_TIMEOUT_MS)
+        try:
+            return form.read(env.get(variable) or default)
+        except ValueError:
+            raise OptionError(variable, env[variable], f"expected {form.accepted}") from None
+
+    if env.get(TRANSFER_TIMEOUT):
+        return read(TRANSFER_TIMEOUT, MAX_TIMEOUT_MS)
+    exponent, retries = read("HCCL_RDMA_TIMEOUT", 20), read("HCCL_RDMA_RETRY_CNT", 7)
+    return int(4.096 * 2 ** min(exponent, 32) * retries) // 1000 + 3000
 
 
 def check_sparse_role(kv_role: str, sparse_enabled: bool, where: str) -> None:
