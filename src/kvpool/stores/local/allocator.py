@@ -30,8 +30,8 @@ class Allocator:
     def has(self, records: Records, slot_bytes: int, count: int) -> int:
         """Slots of a class that could be taken now, counted up to ``count``."""
         free = len(records.free_slots(slot_bytes, count))
-        if free < count and (unused := records.unused_slots(slot_bytes)) is not None:
-            free += unused[1]
+        if free < count:
+            free += sum(left for _, left in records.unused_slots(slot_bytes))
         return min(free, count)
 
     def limit(self, records: Records) -> int:

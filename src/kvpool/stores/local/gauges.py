@@ -108,6 +108,12 @@ class _Check:
             lost = [unit for unit in range(first, first + carved) if unit not in states]
             if lost and not slab.retiring:
                 self.findings.append(f"slab {slab.chunk}: {len(lost)} slots are in no state, first {lost[0]}")
+            if (
+                carved < slab.slots
+                and not slab.retiring
+                and slab not in [other for other, _ in records.unused_slots(slab.slot_bytes)]
+            ):
+                self.findings.append(f"slab {slab.chunk}: its {slab.slots - carved} unused slots cannot be reached")
             if any(unit >= first + carved for unit in found):
                 self.findings.append(f"slab {slab.chunk}: slots beyond the used ones have a state")
         self.findings.extend(f"chunk {chunk} is in {count} slabs" for chunk, count in taken.items() if count > 1)

@@ -157,14 +157,15 @@ class Records:
                     break
         return found
 
-    def unused_slots(self, slot_bytes: int) -> tuple[Slab, int] | None:
-        """The slab of a class that still has slots never used, and how many; there is at most one."""
-        chunk = self.counter(b"carve%d" % slot_bytes) - 1
-        slab = self.slabs.at(chunk) if chunk >= 0 else None
-        if slab is None or slab.slot_bytes != slot_bytes or slab.retiring:
-            return None
-        left = slab.slots - self.carved(slab)
-        return (slab, left) if left else None
+    def unused_slots(self, slot_bytes: int) -> list[tuple[Slab, int]]:
+        """Slabs of a class that still have slots never used, in the order in which they are to be used up, and how many slots."""
+        raw = self._get(b"carve%d" % slot_bytes, db=self.tables["meta"]) or b""
+        slabs = [self.slabs.at(UNIT.unpack_from(raw, place)[0]) for place in range(0, len(raw), UNIT.size)]
+        mine = [slab for slab in slabs if slab is not None and slab.slot_bytes == slot_bytes and not slab.retiring]
+        return [(slab, left) for slab in mine if (left := slab.slots - self.carved(slab))]
+
+    def _set_unused(self, slot_bytes: int, slabs: list[Slab]) -> None:
+        self._put(b"carve%d" % slot_bytes, b"".join(UNIT.pack(slab.chunk) for slab in slabs), db=self.tables["meta"])
 
     def carved(self, slab: Slab) -> int:
         """Slots of a slab ever used (the copy in ``slabs`` does not follow this number)."""
@@ -175,13 +176,23 @@ class Records:
         units = self.free_slots(slot_bytes, count)
         for unit in units:
             self._delete(FREE.pack(slot_bytes, unit), db=self.tables["free"])
-        if len(units) < count and (unused := self.unused_slots(slot_bytes)) is not None:
-            slab, left = unused
+        if len(units) < count:
+            units.extend(self._carve(slot_bytes, count - len(units)))
+        self.add(b"used", len(units) * slot_bytes)
+        return units
+
+    def _carve(self, slot_bytes: int, count: int) -> list[int]:
+        """Up to ``count`` slots that were never used."""
+        units: list[int] = []
+        unused = self.unused_slots(slot_bytes)
+        for slab, left in unused:
             fresh = min(left, count - len(units))
             first = self.slabs.first_unit(slab) + slab.slots - left
             units.extend(range(first, first + fresh))
             self._store_slab(slab, slab.slots - left + fresh)
-        self.add(b"used", len(units) * slot_bytes)
+            if len(units) == count:
+                break
+        self._set_unused(slot_bytes, [slab for slab, _ in unused if self.carved(slab) < slab.slots])
         return units
 
     def reserve(self, unit: int, owner: int, nbytes: int, key: bytes) -> int:
@@ -242,8 +253,9 @@ class Records:
     # slabs
 
     def add_slab(self, chunk: int, chunks: int, slot_bytes: int, slots: int) -> None:
-        self._put_slab(Slab(chunk, chunks, slot_bytes, slots, False), 0)
-        self.set_counter(b"carve%d" % slot_bytes, chunk + 1)
+        slab = Slab(chunk, chunks, slot_bytes, slots, False)
+        self._put_slab(slab, 0)
+        self._set_unused(slot_bytes, [*(unused for unused, _ in self.unused_slots(slot_bytes) if unused != slab), slab])
         memory = self._memory() | ((1 << chunks) - 1) << chunk
         self._put(b"memory", memory.to_bytes(memory.bit_length() // 8 + 1, "little"), db=self.tables["meta"])
 
