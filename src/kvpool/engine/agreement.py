@@ -20,7 +20,7 @@ NOTES = b"v1:note:namespace:"
 
 
 class Agreement:
-    """Collects the handshakes of ``world_size`` ranks; ``ready`` once all have come and agree.
+    """Collects the handshakes of ``world_size`` ranks; once all have come and agree, ``settle`` makes the namespace.
 
     ``hash_probe`` names the hash algorithm and the hash of a fixed token list. ``host`` is this host, for a store that reaches
     only one.
@@ -50,14 +50,20 @@ class Agreement:
                 "kvpool: the local store serves one host, and this engine's ranks are on several: use another backend"
             )
         self._ranks[rank.rank] = rank
-        if len(self._ranks) < self._world_size:
-            return
+        if len(self._ranks) == self._world_size:
+            self._merged()  # disagreement is an error now, not at the first request
+
+    def settle(self) -> bool:
+        """Make the namespace, once: True when it has just been made. Only when requests come does vLLM know its hash seed."""
+        if self.ready or len(self._ranks) < self._world_size:
+            return False
         inputs = self._merged()
         private = next((r.sharing for r in self._ranks.values() if r.sharing), "")
         epoch = f"private-{secrets.token_hex(8)}" if private else "0"
         if private:
             logger.warning("kvpool: this engine shares its KV with no other and not across restarts: %s", private)
         self._adopt(replace(inputs, hash_probe=self._hash_probe(), epoch=epoch))
+        return True
 
     def raise_epoch(self) -> None:
         """Move to an empty namespace that no other engine can have.
@@ -65,7 +71,9 @@ class Agreement:
         Why random: after an update of weights in place, only this engine knows what its KV was computed with. A counter would
         let an engine with other weights arrive at the same number.
         """
-        assert self.inputs is not None
+        self.settle()
+        if self.inputs is None:
+            return
         self._adopt(replace(self.inputs, epoch=f"reset-{secrets.token_hex(8)}"))
         logger.info("kvpool: cache reset, namespace is now %s (of this engine alone until it restarts)", self.namespace)
 

@@ -149,6 +149,9 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
             if isinstance(handshake, PoolHandshake) and NAME in handshake.entries:
                 self.scheduler_side.meet(handshake.entries[NAME])
 
+    def on_new_request(self, request: Request) -> None:
+        self.scheduler_side.greet(request)
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self.scheduler_side.matched_tokens(request, num_computed_tokens)
 

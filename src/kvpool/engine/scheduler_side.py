@@ -69,7 +69,6 @@ class SchedulerSide:
         self._new_loads: list[LoadJob] = []
         self._workers_down = False
         self._local_stale = False
-        self._noted = False
         self._manager: KVCacheManager | None = None
         self._pins: BlockPins | None = None
         self._watch = Watch(options.zero_hit_alarm_lookups, self._explain, self._service.run)
@@ -84,8 +83,10 @@ class SchedulerSide:
     def meet(self, rank: RankInfo) -> None:
         """A worker's handshake. RuntimeError naming the field where ranks disagree."""
         self._agreement.add(rank)
-        if self._agreement.ready and not self._noted:
-            self._noted = True
+
+    def greet(self, request: Request) -> None:
+        """A request has come: by now all ranks have met and vLLM knows its hash seed, so the namespace can be made."""
+        if self._agreement.settle():
             inputs = self._agreement.inputs
             logger.info("kvpool: namespace %s of %s", self._agreement.namespace, inputs.to_json() if inputs else "")
             self._service.run(lambda: self._agreement.note(self._store))

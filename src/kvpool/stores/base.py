@@ -267,6 +267,13 @@ class Store(ABC):
         """Remove every key that starts with ``prefix``; how many. Only where ``capabilities.listable``."""
         raise NotImplementedError(f"{self.name} cannot clear by prefix")
 
+    def write_note(self, name: bytes, text: str) -> None:
+        """Leave a small text under a well-known name, for engines that come later; a store that cannot keep notes does nothing."""
+
+    def notes(self, prefix: bytes) -> dict[bytes, str]:
+        """The notes whose names start with ``prefix``."""
+        return {}
+
     @abstractmethod
     def stats(self) -> StoreStats: ...
 
