@@ -44,6 +44,7 @@ LmdbCursor = Any
 _TABLES = ("objects", "ready", "reserved", "writing", "limbo", "free", "tails", "slabs", "meta")
 _MAX_READERS = 1024
 MAX_KEY = 255
+_OPEN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -128,22 +129,33 @@ def _open_environment(path: Path, identity: tuple[int, int], map_size: int) -> E
     try:
         env.reader_check()
         exclusive = _may_read(env)
-        tables = _open_tables(env, exclusive)
+        tables = _open_tables(env)
     except lmdb.Error as error:
         env.close()
         raise OSError(errno.EIO, f"{path}: the index cannot be opened ({error})") from None
     return Environment(path, identity, os.getpid(), env, tables, exclusive)
 
 
-def _open_tables(env: LmdbEnvironment, exclusive: bool) -> dict[str, LmdbTable]:
-    """The tables; made by the first process that opens the index. Others only read, so that a stopped writer cannot block them."""
-    if exclusive:
+def _open_tables(env: LmdbEnvironment) -> dict[str, LmdbTable]:
+    """The tables. The binding keeps table handles only from a write transaction, and a process stopped inside one blocks all others
+    without a timeout: hence a thread of its own and a deadline."""
+    opened: dict[str, LmdbTable] = {}
+    failed: list[BaseException] = []
+
+    def work() -> None:
         try:
-            with env.begin() as txn:
-                return {name: env.open_db(name.encode(), txn, create=False, dupsort=name == "tails") for name in _TABLES}
-        except lmdb.NotFoundError:
-            pass
-    return {name: env.open_db(name.encode(), dupsort=name == "tails") for name in _TABLES}
+            opened.update({name: env.open_db(name.encode(), dupsort=name == "tails") for name in _TABLES})
+        except (lmdb.Error, OSError) as error:  # told below
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="kvpool-index-open", daemon=True)
+    thread.start()
+    thread.join(_OPEN_S)
+    if failed:
+        raise failed[0]
+    if thread.is_alive():
+        raise OSError(errno.EBUSY, "a stopped process holds the index: end it or let it go on")
+    return opened
 
 
 def _may_read(env: LmdbEnvironment) -> bool:
