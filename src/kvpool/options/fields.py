@@ -51,11 +51,11 @@ def located(where: str, line: str) -> str:
     return f"{where}: {line}" if where else line
 
 
-def unknown_key(key: str, known: Collection[str], where: str = "") -> str:
-    """The warning for a key that nobody reads."""
+def unknown_key(key: str, known: Collection[str], where: str = "", *, fate: str = "is ignored") -> str:
+    """The warning for a key that nobody reads; ``fate`` is what becomes of it."""
     near = difflib.get_close_matches(str(key), list(known), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the known keys"
-    return located(where, f"unknown key {key!r} is ignored: {hint}")
+    return located(where, f"unknown key {key!r} {fate}: {hint}")
 
 
 def read_fields(

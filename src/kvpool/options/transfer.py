@@ -17,6 +17,7 @@ from kvpool.options.scalars import integer
 from kvpool.options.sparse import SECTION, SparseOptions, read_sparse
 
 DEFAULT_PORT = 14579
+REFUSED = "is refused by vLLM"
 TOP_KEYS = (
     "kv_connector",
     "kv_role",
@@ -89,7 +90,7 @@ def read_transfer_config(
     name, warnings = names.check_connector(raw.get("kv_connector"), raw.get("kv_connector_module_path"), "")
     kv_role = check_role(raw.get("kv_role"))
     policy = check_policy(raw.get("kv_load_failure_policy"))
-    warnings += [unknown_key(key, TOP_KEYS) for key in raw if key not in TOP_KEYS]
+    warnings += [unknown_key(key, TOP_KEYS, fate=REFUSED) for key in raw if key not in TOP_KEYS]
     multi = name == names.MULTI
     connectors: list[ParsedConnector] = []
     for path, entry in _children(raw, warnings) if multi else [("", raw)]:
@@ -128,7 +129,7 @@ def _children(raw: Mapping[str, object], warnings: list[str]) -> list[tuple[str,
             warnings.append(f"{path}: kv_load_failure_policy has no effect there: move it to the top level")
         if child.get("kv_connector") == names.MULTI:
             raise OptionError("kv_connector", names.MULTI, "cannot be nested", where=path)
-        warnings += [unknown_key(key, TOP_KEYS, path) for key in child if key not in TOP_KEYS]
+        warnings += [unknown_key(key, TOP_KEYS, path, fate=REFUSED) for key in child if key not in TOP_KEYS]
         pairs.append((path, child))
     return pairs
 

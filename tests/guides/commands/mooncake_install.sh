@@ -1,0 +1,2 @@
+cat /etc/hccn.conf
+ldd --version

@@ -1,0 +1,2 @@
+curl -s http://localhost:8000/v1/completions -H "Content-Type: application/json" -d '{ "model": "/xxxxx/Qwen2.5-7B-Instruct", "prompt": "One, two, three", "max_completion_tokens": 200, "temperature":0.0 }'
+curl -s http://localhost:8100/v1/completions -H "Content-Type: application/json" -d '{ "model": "/xxxxx/Qwen2.5-7B-Instruct", "prompt": "One, two, three", "max_completion_tokens": 256, "temperature":0.0 }'
