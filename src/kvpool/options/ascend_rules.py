@@ -36,6 +36,8 @@ def check_dependencies(options: AscendStoreOptions, given: set[str], kv_role: st
     _check_partition(options, deployment, where)
     _check_times(options, where)
     warnings = _without_effect(options, given, kv_role)
+    if deployment.hybrid and "load_async" in given and not options.load_async:
+        warnings.append("load_async=false has no effect: models with several kinds of KV cache always load in the background")
     if options.use_layerwise:
         _check_layerwise(options, given, kv_role, deployment, where)
         if options.load_async:

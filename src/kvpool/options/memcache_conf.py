@@ -132,7 +132,11 @@ def _read_conf(model: type[M], content: str, path: str) -> Reading[M]:
     known = model.keys()
     ours = {key: value for key, value in pairs.items() if key in known}
     reading = read_fields(model, ours, origin=f"file {path}", where=path)
-    strange = [unknown_key(key, known, path) for key in pairs if key not in known and not PASSED_ON.fullmatch(key)]
+    strange = [
+        unknown_key(key, known, path, fate="goes to the library unchecked")
+        for key in pairs
+        if key not in known and not PASSED_ON.fullmatch(key)
+    ]
     return Reading(reading.options, reading.warnings + strange, reading.sources)
 
 

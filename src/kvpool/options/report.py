@@ -44,7 +44,7 @@ def transfer_sections(parsed: ParsedTransfer, env: Mapping[str, str], deployment
     for connector in parsed.connectors:
         sections += _connector_sections(connector, env, deployment)
     if parsed.sparse is not None:
-        sections.append(options_section("sparse_kv_offload_config", parsed.sparse, {}))
+        sections.append(options_section("sparse_kv_offload_config", parsed.sparse, parsed.sparse_sources))
     return sections
 
 

@@ -10,7 +10,7 @@ from kvpool.options.ascend_rules import check_policy, check_role
 from kvpool.options.availability import refuse_unavailable
 from kvpool.options.deployment import UNKNOWN, Deployment
 from kvpool.options.errors import UNSET, OptionError
-from kvpool.options.fields import OptionModel, unknown_key
+from kvpool.options.fields import DEFAULT, JSON, OptionModel, unknown_key
 from kvpool.options.load import Loaded, read_ascend_store, refuse_unavailable_parts
 from kvpool.options.prefill_decode import check_sparse_role, read_pull, read_remote_d2h
 from kvpool.options.scalars import integer
@@ -56,7 +56,8 @@ class ParsedTransfer:
     multi: bool
     sparse: SparseOptions | None
     warnings: list[str]
-    policy_source: str = "default"
+    policy_source: str = DEFAULT
+    sparse_sources: dict[str, str] = field(default_factory=dict)
 
 
 def parse_transfer_config(
@@ -95,17 +96,19 @@ def read_transfer_config(
     connectors: list[ParsedConnector] = []
     for path, entry in _children(raw, warnings) if multi else [("", raw)]:
         connectors.append(_read_connector(entry, path, env, deployment, warnings))
-    sparse = None
+    sparse, sparse_sources = None, {}
     if additional_config is not None:
         reading = read_sparse(additional_config, kv_role, deployment)
-        sparse, warnings = reading.options, warnings + reading.warnings
+        sparse, sparse_sources = reading.options, reading.sources
+        warnings += reading.warnings
     _check_together(connectors, sparse)
     given = raw.get("kv_load_failure_policy") is not None
     if not given and any(connector.name == names.POOL for connector in connectors):
         warnings.append(
             'kv_load_failure_policy is not set: a failed load ends its request with an error; "recompute" recomputes it'
         )
-    return ParsedTransfer(connectors, policy, multi, sparse, list(dict.fromkeys(warnings)), "JSON" if given else "default")
+    lines = list(dict.fromkeys(warnings))
+    return ParsedTransfer(connectors, policy, multi, sparse, lines, JSON if given else DEFAULT, sparse_sources)
 
 
 def _children(raw: Mapping[str, object], warnings: list[str]) -> list[tuple[str, Mapping[str, object]]]:

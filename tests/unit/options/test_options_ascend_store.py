@@ -272,6 +272,13 @@ def test_more_buffers_than_layers_share_nothing():
     assert not shares_buffers(loaded.options, Deployment(num_layers=4))
 
 
+def test_hybrid_models_load_in_the_background_and_only_a_written_false_is_a_warning():
+    hybrid = Deployment(hybrid=True)
+    assert load(deployment=hybrid).warnings == []
+    assert load({"load_async": True}, deployment=hybrid).warnings == []
+    assert "always load in the background" in load({"load_async": False}, deployment=hybrid).warnings[0]
+
+
 def test_load_async_with_layerwise_is_a_warning():
     loaded = read_ascend_store({"backend": "local", **LAYERWISE, "load_async": True}, kv_role="kv_both", env={})
     assert loaded.warnings == ["load_async has no effect with use_layerwise"]

@@ -82,6 +82,13 @@ def test_additional_config(run):
     assert "topk_buffer_size=0" in result.stderr
 
 
+def test_sources_of_the_additional_config(run):
+    result = run(json.dumps(POOL), "--additional-config", '{"sparse_kv_offload_config": {"topk_buffer_size": "2048"}}', "--json")
+    sections = {section["title"]: section["options"] for section in json.loads(result.stdout)["sections"]}
+    assert sections["sparse_kv_offload_config"]["topk_buffer_size"] == {"value": 2048, "source": "JSON"}
+    assert sections["sparse_kv_offload_config"]["dram_size_per_dp_GB"] == {"value": 128, "source": "default"}
+
+
 def test_hash_algorithm(run):
     assert "PYTHONHASHSEED is not set" in run(json.dumps(POOL), "--hash-algo", "xxhash").stdout
     assert "PYTHONHASHSEED is not set" not in run(json.dumps(POOL)).stdout

@@ -96,7 +96,7 @@ def test_ssd_tier_is_validated_and_then_not_available(tmp_path):
 def test_keys_of_the_library_pass_and_others_are_a_warning():
     assert local(f"{L}.hbm.size = 0", "ubsio.wcache.evict_water_level = 5", "ock.mmc.log_path = /x").warnings == []
     assert local(f"{L}.wold_size = 2").warnings == [
-        f"mmc-local.conf: unknown key '{L}.wold_size' is ignored: did you mean {L}.world_size?"
+        f"mmc-local.conf: unknown key '{L}.wold_size' goes to the library unchecked: did you mean {L}.world_size?"
     ]
 
 
