@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvpool.core.hits import GroupKind, GroupSpec, Presence, find_prefix, needed_blocks
 from kvpool.core.keys import block_keys, group_hashes
@@ -14,6 +15,8 @@ from kvpool.stores.base import UNKNOWN, Answer, Hit, Lease, Store
 
 PROBE_BLOCKS = 512  # blocks asked for in one call: a long prompt stops at its first gap
 LEASE_ROUNDS = 3
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,9 @@ class LookupService:
         if lease is not None:
             self._store.release(lease)
 
-    def run(self, task: Callable[[], object]) -> None:
+    def run(self, task: Callable[[], T]) -> Ticket[T]:
         """Run something that asks the store off the engine's thread."""
-        self._threads.submit(task)
+        return self._threads.submit(task)
 
     def close(self, timeout_s: float) -> None:
         self._threads.close(timeout_s)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvpool")
 
+RESET_SECONDS = 10.0
+
 
 @dataclass
 class OpenJob:
@@ -258,7 +260,9 @@ class SchedulerSide:
         self._offers.forget_unsaved()
         assert self._manager is not None
         self._local_stale = bool(self._manager.block_pool.cached_block_hashes_by_block)
-        return self._agreement.clear(self._store, stale)
+        # The epoch has been raised: nothing old can be read any more, however long it takes to make room.
+        cleared = self._service.run(lambda: self._agreement.clear(self._store, stale))
+        return cleared.wait(RESET_SECONDS) and bool(cleared.value)
 
     def busy(self) -> bool:
         """Whether a job is open that can still end in time: the engine keeps stepping to hear of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -35,6 +36,7 @@ from kvpool.stores.base import (
     Writer,
 )
 from kvpool.stores.local import gauges
+from kvpool.stores.local.notes import read_notes, write_note
 from kvpool.stores.local.index import MAX_KEY
 from kvpool.stores.local.jobs import FATAL_CLOSED, CancelStep, PublishStep, RemoveStep, ReserveStep, Room, failure
 from kvpool.stores.local.leases import FOREVER
@@ -42,6 +44,8 @@ from kvpool.stores.local.pool import OnLastClose, Pool, open_pool
 from kvpool.stores.local.ranged import LocalReader, LocalWriter
 from kvpool.stores.local.transfer import Put, get, pin
 from kvpool.stores.local.writer import Closed
+
+logger = logging.getLogger(__name__)
 
 _REMOVE_S = 5.0
 _DRAIN_S = 5.0
@@ -282,6 +286,20 @@ class LocalStore(MappedStore):
     def clear(self, prefix: bytes) -> int:
         gone = (Status.OK, Status.BUSY)
         return sum(result.status in gone for result in self.remove(self.list(prefix)))
+
+    def write_note(self, name: bytes, text: str) -> None:
+        try:
+            with self._entered() as pool:
+                write_note(pool.directory, name, text)
+        except (Closed, OSError) as error:
+            logger.warning("a note for later engines could not be left in the pool: %s", error)
+
+    def notes(self, prefix: bytes) -> dict[bytes, str]:
+        try:
+            with self._entered() as pool:
+                return read_notes(pool.directory, prefix)
+        except (Closed, OSError):
+            return {}
 
     def stats(self) -> StoreStats:
         try:
