@@ -36,10 +36,10 @@ from kvpool.stores.base import (
     Writer,
 )
 from kvpool.stores.local import gauges
-from kvpool.stores.local.notes import read_notes, write_note
 from kvpool.stores.local.index import MAX_KEY
 from kvpool.stores.local.jobs import FATAL_CLOSED, CancelStep, PublishStep, RemoveStep, ReserveStep, Room, failure
 from kvpool.stores.local.leases import FOREVER
+from kvpool.stores.local.notes import read_notes, write_note
 from kvpool.stores.local.pool import OnLastClose, Pool, open_pool
 from kvpool.stores.local.ranged import LocalReader, LocalWriter
 from kvpool.stores.local.transfer import Put, get, pin
