@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -243,7 +244,9 @@ class Engine:
             self._replies[reply["id"]] = reply
 
     def _failure(self, text: str) -> EngineFailure:
-        return EngineFailure(f"{text}\n--- end of {self.log_path} ---\n{self.log_tail()}")
+        log = self.log_path.read_text(errors="replace")
+        causes = list(dict.fromkeys(re.findall(r"^(?:\(.*\] )?(\w*(?:Error|Exception): .*)", log, re.MULTILINE)))[:5]
+        return EngineFailure("\n".join([text, *causes, f"--- end of {self.log_path} ---", self.log_tail()]))
 
     def _close_stdin(self) -> None:
         if self._process.stdin is not None:
