@@ -48,7 +48,8 @@ def make_local_store(
 
 def with_faults(store: Store, path: Path) -> Store:
     """``store``, misbehaving as the plan in the JSON file ``path`` says; the file may appear and change at any time."""
-    from kvpool.stores.faulty import FaultPlan, FaultyStore
+    from kvpool.stores.faults import FaultPlan
+    from kvpool.stores.faulty import FaultyStore
 
     return FaultyStore(store, FaultPlan(path=path))
 
