@@ -1,10 +1,10 @@
-"""The copy engine of host memory: memmove."""
+"""Host memory: written when the forward returns, moved by memmove."""
 
 from __future__ import annotations
 
 import ctypes
 
-from kvpool.devices.base import Int64
+from kvpool.devices.base import Event, Int64
 
 
 class CpuCopyEngine:
@@ -16,3 +16,22 @@ class CpuCopyEngine:
         move = ctypes.memmove
         for target, source, nbytes in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
             move(target, source, nbytes)
+
+
+class PassedEvent:
+    """Nothing is ever under way on a CPU when it is recorded."""
+
+    def wait(self) -> None:
+        return
+
+
+class CpuDevice:
+    """Host threads have no current device."""
+
+    kind = "cpu"
+
+    def bind_thread(self) -> None:
+        return
+
+    def record(self) -> Event:
+        return PassedEvent()

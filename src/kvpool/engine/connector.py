@@ -17,6 +17,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvpool.devices import device_of
 from kvpool.engine.agreement import Agreement
 from kvpool.engine.messages import PoolHandshake, PoolMetadata, WorkerReport
 from kvpool.engine.scheduler_side import SchedulerSide
@@ -58,7 +59,7 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
             agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound)
             self._scheduler = SchedulerSide(setup, store, agreement)
         else:
-            self._worker = WorkerSide(setup)
+            self._worker = WorkerSide(setup, device_of(vllm_config.device_config.device_type))
 
     @property
     def requires_kv_delivery(self) -> bool:

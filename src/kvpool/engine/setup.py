@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
+import kvpool
 from kvpool.core.hits import GroupSpec
 from kvpool.engine.groups import pool_groups
 from kvpool.options import AscendStoreOptions, Deployment, load_ascend_store
@@ -41,6 +43,8 @@ class EngineSetup:
 def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> EngineSetup:
     """ValueError or RuntimeError in one line where this engine cannot be served. Warnings go to the log where ``log``."""
     check_version(vllm_version)
+    # Below the engine folder nothing knows vLLM: its messages take the way of vLLM's own.
+    logging.getLogger("kvpool").parent = logging.getLogger("vllm")
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     if transfer is None or transfer.kv_role is None:
         raise ValueError("kvpool: kv_transfer_config needs a kv_role")
@@ -59,8 +63,7 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         kv_load_failure_policy=transfer.kv_load_failure_policy,
     )
     if log:
-        for warning in loaded.warnings:
-            logger.warning("kvpool: %s", warning)
+        _log_start(loaded.warnings, transfer.kv_load_failure_policy)
     if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
         raise ValueError("kvpool: context parallelism is not available yet (prefill/decode_context_parallel_size must be 1)")
     options, groups = loaded.options, pool_groups(kv_config)
@@ -77,6 +80,17 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
         recompute=transfer.kv_load_failure_policy == "recompute",
     )
+
+
+def _log_start(warnings: list[str], policy: str) -> None:
+    logger.info("kvpool %s: its AscendStoreConnector is the active one", kvpool.__version__)
+    for warning in warnings:
+        logger.warning("kvpool: %s", warning)
+    if policy == "fail":
+        logger.warning(
+            "kvpool: kv_load_failure_policy is 'fail', vLLM's default: a request whose KV cannot be loaded ends with an error; "
+            "'recompute' (at the top level of kv-transfer-config) recomputes it instead."
+        )
 
 
 def check_version(version: str) -> None:

@@ -43,8 +43,15 @@ class Ticket(Generic[T]):
         try:
             self.value = task()
         except Exception as error:
-            self.error = error
             logger.exception("kvpool: a background task failed")
+            self.error = error
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
         with self._lock:
             self._ready.set()
         for call in self._then:
@@ -52,9 +59,13 @@ class Ticket(Generic[T]):
 
 
 class WorkerThreads:
-    """``count`` daemon threads that take tasks in order. Daemons, because a store call that never returns must not block exit."""
+    """``count`` daemon threads that take tasks in order; ``on_start`` is each one's first call.
 
-    def __init__(self, name: str, count: int) -> None:
+    Daemons, because a store call that never returns must not block exit.
+    """
+
+    def __init__(self, name: str, count: int, on_start: Callable[[], None] | None = None) -> None:
+        self._on_start = on_start
         self._queue: queue.SimpleQueue[tuple[Ticket, Callable] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._loop, name=f"kvpool-{name}-{i}", daemon=True) for i in range(count)]
         for thread in self._threads:
@@ -78,8 +89,19 @@ class WorkerThreads:
             thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _start(self) -> Exception | None:
+        """What ``on_start`` raised: every task of this thread then fails with it, instead of waiting for ever."""
+        try:
+            if self._on_start is not None:
+                self._on_start()
+        except Exception as error:
+            logger.exception("kvpool: a thread could not start")
+            return error
+        return None
+
     def _loop(self) -> None:
+        failure = self._start()
         while (entry := self._queue.get()) is not None:
             ticket, task = entry
-            ticket.run(task)
+            ticket.run(task) if failure is None else ticket.fail(failure)
             del entry, ticket, task  # drop references to blocks and buffers while idle

@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 
 from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.jobs import Job, JobReport, LoadJob, SaveJob, block_names
+from kvpool.devices import Device, Event
 from kvpool.engine.cache_layout import WorkerLayout, describe_caches, rank_name
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
 from kvpool.engine.setup import EngineSetup, host_identity, open_store
@@ -33,15 +34,16 @@ CLOSE_SECONDS = 5.0
 class WorkerSide:
     """``begin_step`` -> ``load_now`` -> forward -> ``start_saves`` -> ``take_*``, in the engine's thread; jobs end in others."""
 
-    def __init__(self, setup: EngineSetup) -> None:
+    def __init__(self, setup: EngineSetup, device: Device) -> None:
         options = setup.options
         self._setup = setup
         self._store: Store | None = None
         self._transfers: Transfers | None = None
         self._info: RankInfo | None = None
         self._breaker = Breaker(options.breaker_failures, options.breaker_cooldown_ms / 1000)
-        self._loaders = WorkerThreads("load", LOAD_THREADS)
-        self._savers = WorkerThreads("save", 1)
+        self._device = device
+        self._loaders = WorkerThreads("load", LOAD_THREADS, device.bind_thread)
+        self._savers = WorkerThreads("save", 1, device.bind_thread)
         self._lock = threading.Lock()
         self._stats = PoolStats()
         self._reports: dict[int, JobReport] = {}
@@ -98,19 +100,24 @@ class WorkerSide:
                 self._end_load(job, self._attempt(job, True))
 
     def start_saves(self, meta: PoolMetadata) -> None:
-        """After the forward: the blocks that this step filled are whole now."""
+        """After the forward: the blocks that this step filled are whole once its event has passed (one event a step)."""
+        if not meta.saves:
+            return
+        written = self._device.record()
         for job in meta.saves:
             if self._spoiled or self._asleep or not self._breaker.allow():
                 self._report(job, JobReport(1, unsaved=block_names(job.parts)))
                 self._count("dropped_blocks", job.num_blocks)
             else:
-                self._savers.submit(lambda job=job: self._end_save(job, self._attempt(job, False)))  # type: ignore[misc]
+                self._savers.submit(lambda job=job: self._end_save(job, self._attempt(job, False, written)))  # type: ignore[misc]
 
-    def _attempt(self, job: Job, loading: bool) -> Outcome:
+    def _attempt(self, job: Job, loading: bool, written: Event | None = None) -> Outcome:
         """Never raises: whatever goes wrong is a job whose every block has failed."""
         try:
             if self._asleep or self._transfers is None:
                 raise RuntimeError("the KV caches are not registered")
+            if written is not None:
+                written.wait()
             return self._transfers.load(job) if loading else self._transfers.save(job)
         except Exception:
             logger.exception("kvpool: job %d of request %s failed", job.job_id, job.request_id)

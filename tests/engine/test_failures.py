@@ -1,0 +1,196 @@
+"""Faults injected at every store call of a real engine: no wrong token, no hang, and the configured policy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.cases import Cell, cell_spec, pool_config
+from tests.engine.runner import Engine, EngineSpec, metric, tokens
+
+StartEngine = Callable[[EngineSpec], Engine]
+# Deadlines short enough to see them pass, a breaker that recovers within the test.
+FAST = {
+    "lookup_timeout_ms": 300,
+    "load_timeout_ms": 1500,
+    "save_timeout_ms": 1500,
+    "lease_ms": 5000,
+    "breaker_failures": 3,
+    "breaker_cooldown_ms": 300,
+    "negative_cache_ms": 1,
+}
+# Faults that must leave no trace in the output under `recompute`, whatever they hit.
+FAULTS: dict[str, dict[str, Any]] = {
+    "first block missing": {"get": {"status": "missing", "indexes": [0]}},
+    "middle block missing": {"get": {"status": "missing", "indexes": [4]}},
+    "last block missing": {"get": {"status": "missing", "indexes": [-1]}},
+    "every get transient": {"get": {"status": "transient"}},
+    "every get fatal": {"get": {"status": "fatal"}},
+    "get raises": {"get": {"error": "broken"}},
+    "get answers too few": {"get": {"result_change": -1}},
+    "get answers too many": {"get": {"result_change": 1}},
+    "get hangs": {"get": {"hang": True}},
+    "get is slow": {"get": {"delay_s": 0.2}},
+    "lookup unknown": {"exists": {"unknown": True}},
+    "lookup raises": {"exists": {"error": "broken"}},
+    "lookup answers too few": {"exists": {"result_change": -1}},
+    "lookup is slow": {"exists": {"delay_s": 0.05}},
+    "lookup hangs": {"exists": {"hang": True}},
+    "lease unknown": {"lease": {"unknown": True}},
+    "lease raises": {"lease": {"error": "broken"}},
+    "put no space": {"put": {"full": True}},
+    "put transient": {"put": {"status": "transient"}},
+    "put raises": {"put": {"error": "broken"}},
+    "put hangs": {"put": {"hang": True}},
+    "put loses": {"put": {"lose": True}},
+    "some gets fail": {"get": {"status": "transient", "fraction": 0.3}},
+}
+LATE = {"abandonable": False, "calls": {"get": {"late_s": 1.0}}}
+
+
+class Faults:
+    """The plan file of an engine."""
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._engine, self._path = engine, path
+
+    def set(self, calls: dict[str, Any], **more: Any) -> None:
+        self._engine.do("write_file", path=str(self._path), text=json.dumps({"calls": calls, **more}))
+
+    def clear(self) -> None:
+        self.set({})
+
+
+def _start(cell: Cell, root: Path, start_engine: StartEngine, **extra: Any) -> tuple[Engine, Faults]:
+    plan = root / "faults.json"
+    engine = start_engine(cell_spec(cell, root, fault_plan_path=str(plan), **FAST, **extra))
+    return engine, Faults(engine, plan)
+
+
+def _prompt(number: int) -> list[int]:
+    return tokens((100 + number, 900), (200 + number, 60))
+
+
+def _ask(engine: Engine, number: int, **more: Any) -> dict[str, Any]:
+    result: dict[str, Any] = engine.generate([_prompt(number)], max_tokens=8, timeout_s=30, **more)[0]
+    return result
+
+
+def _warm(engine: Engine, number: int) -> list[int]:
+    """Store a prompt; return its tokens as computed without the pool."""
+    expected: list[int] = _ask(engine, number, cache_salt=f"cold-{number}")["token_ids"]
+    assert _ask(engine, number)["token_ids"] == expected
+    engine.do("wait_idle")
+    engine.do("reset_prefix_cache")
+    return expected
+
+
+@pytest.mark.parametrize("cell", [Cell("qwen3"), Cell("gemma3", load_async=True)], ids=str)
+def test_every_fault_leaves_the_output_as_it_is(cell: Cell, pool_root: Path, start_engine: StartEngine) -> None:
+    engine, faults = _start(cell, pool_root, start_engine)
+    for number, (name, calls) in enumerate(FAULTS.items()):
+        expected = _warm(engine, number)
+        faults.set(calls)
+        began = time.monotonic()
+        result = _ask(engine, number)
+        assert result["token_ids"] == expected, name
+        assert result["error"] is None, name
+        assert time.monotonic() - began < 15, f"{name}: took {time.monotonic() - began:.1f} s"
+        faults.clear()
+        engine.do("reset_prefix_cache")
+        assert _ask(engine, number)["token_ids"] == expected, f"after {name}"
+        time.sleep(0.4)  # the breaker's cool-down
+    samples = engine.metrics()
+    assert metric(samples, "kvpool:load_failures_total") > 0
+    assert metric(samples, "kvpool:save_failures_total") > 0
+    assert metric(samples, "kvpool:misses_total", reason="unknown") > 0
+    assert metric(samples, "kvpool:misses_total", reason="timeout") > 0
+    # Well again: a prompt that is stored now is a hit now.
+    expected = _warm(engine, 99)
+    result = _ask(engine, 99)
+    assert result["token_ids"] == expected
+    assert result["num_cached_tokens"] >= 896
+
+
+def test_late_writes_reach_nobody(pool_root: Path, start_engine: StartEngine) -> None:
+    """A store whose overdue reads land later: the request is recomputed elsewhere at once, the late bytes in blocks still pinned."""
+    engine, faults = _start(Cell("qwen3"), pool_root, start_engine)
+    expected = {n: _warm(engine, n) for n in range(3)}
+    faults.set(LATE["calls"], abandonable=False)  # type: ignore[arg-type]
+    assert _ask(engine, 0)["token_ids"] == expected[0]
+    # The late bytes of the first request land while these are computed.
+    for n in (1, 2):
+        assert _ask(engine, n)["token_ids"] == expected[n]
+    faults.clear()
+    engine.do("wait_idle")
+    for n in range(3):
+        engine.do("reset_prefix_cache")
+        assert _ask(engine, n)["token_ids"] == expected[n]
+
+
+def test_policy_fail_ends_the_request_and_nothing_else(pool_root: Path, start_engine: StartEngine) -> None:
+    cell = Cell("qwen3", load_async=True)
+    engine, faults = _start(cell, pool_root, start_engine, kv_load_failure_policy="fail")
+    expected = {n: _warm(engine, n) for n in range(2)}
+    faults.set({"get": {"status": "transient", "contains": ""}})
+    result = _ask(engine, 0)
+    assert result["error"] or result["finish_reason"] == "error"
+    faults.clear()
+    time.sleep(0.4)
+    engine.do("reset_prefix_cache")
+    for n in range(2):
+        assert _ask(engine, n)["token_ids"] == expected[n]
+
+
+def test_bc_048_chunked_prefill_under_pressure_with_preemption(pool_root: Path, start_engine: StartEngine) -> None:
+    """Many prompts at once, prefilled in chunks, in too few blocks: every output as without the pool, saves and hits included."""
+    args = {
+        "kv_transfer_config": pool_config(pool_root, "pressure", save_decode_cache=True),
+        "max_num_batched_tokens": 256,
+        "num_gpu_blocks_override": 40,
+        "block_size": 32,
+        "max_num_seqs": 6,
+        "max_model_len": 1024,
+    }
+    engine = start_engine(EngineSpec(model="qwen3", args=args))
+    prompts = [tokens((1, 200), (10 + i, 150)) for i in range(6)]
+    expected = [
+        engine.generate([p], max_tokens=60, cache_salt=f"alone-{i}", timeout_s=60)[0]["token_ids"] for i, p in enumerate(prompts)
+    ]
+    for _ in range(2):
+        results = engine.generate(prompts, max_tokens=60, timeout_s=120)
+        assert [r["token_ids"] for r in results] == expected
+        engine.do("wait_idle")
+        engine.do("reset_prefix_cache")
+    samples = engine.metrics()
+    assert metric(samples, "vllm:num_preemptions_total") > 0, "the test did not cause preemption"
+    assert metric(samples, "kvpool:hit_tokens_total") > 0
+    assert metric(samples, "kvpool:pinned_blocks") == 0
+
+
+def test_bc_061_aborts_and_a_signal_leave_nothing_behind(pool_root: Path, start_engine: StartEngine) -> None:
+    engine, faults = _start(Cell("qwen3", load_async=True), pool_root, start_engine)
+    expected = {n: _warm(engine, n) for n in range(4)}
+    faults.set({"get": {"delay_s": 0.3}, "put": {"delay_s": 0.2}})
+    prompts = [_prompt(n) for n in range(4)] + [tokens((900 + n, 600)) for n in range(4)]
+    for by_cancel in (False, True):
+        engine.do("abort", prompts=prompts, abort=list(range(8)), after_s=0.1, by_cancel=by_cancel)
+        engine.do("abort", prompts=prompts, abort=[0, 2, 5, 7], after_s=0.0, after_tokens=2, max_tokens=8, by_cancel=by_cancel)
+    faults.clear()
+    engine.do("wait_idle")
+    assert engine.do("reset_prefix_cache"), "a block is still in use"
+    for n in range(4):
+        assert _ask(engine, n)["token_ids"] == expected[n]
+    faults.set({"get": {"delay_s": 0.2}, "exists": {"delay_s": 0.2}})
+    engine.send("generate", prompts=prompts, max_tokens=400)
+    time.sleep(0.5)
+    began = time.monotonic()
+    engine.signal(signal.SIGINT)
+    assert not engine.close(timeout_s=15), "a process outlived SIGINT"
+    assert time.monotonic() - began < 15

@@ -1,0 +1,107 @@
+"""Several engines and several connectors: one pool, one killed, one that cannot share, and children of a MultiConnector."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.cases import Cell, cell_spec, pool_config
+from tests.engine.runner import Engine, EngineSpec, metric, tokens
+
+StartEngine = Callable[[EngineSpec], Engine]
+
+
+def _outputs(engine: Engine, prompts: list[list[int]], **more: Any) -> list[list[int]]:
+    return [r["token_ids"] for r in engine.generate(prompts, max_tokens=8, concurrent=False, **more)]
+
+
+def test_two_engines_share_a_pool_and_one_is_killed(pool_root: Path, start_engine: StartEngine) -> None:
+    """Whatever the same lookup_rpc_port says, two engines of a host share; a kill -9 in mid-save harms nobody else."""
+    specs = [cell_spec(Cell("qwen3"), pool_root, lookup_rpc_port="0") for _ in range(2)]
+    first, second = start_engine(specs[0]), start_engine(specs[1])
+    prompts = [tokens((n, 700)) for n in range(1, 7)]
+    expected = _outputs(second, prompts, cache_salt="alone")
+    assert _outputs(first, prompts[:3]) == expected[:3]
+    first.do("wait_idle")
+    shared = second.generate(prompts[:3], max_tokens=8, concurrent=False)
+    assert [r["token_ids"] for r in shared] == expected[:3]
+    assert all(r["num_cached_tokens"] >= 640 for r in shared)
+    first.send("generate", prompts=[tokens((50 + n, 3000)) for n in range(8)], max_tokens=64)
+    time.sleep(1.0)
+    first.kill()
+    assert _outputs(second, prompts) == expected
+    second.do("wait_idle")
+    assert second.do("reset_prefix_cache")
+    assert _outputs(second, prompts) == expected
+
+
+def test_bc_009_an_engine_that_cannot_share_is_told_why(pool_root: Path, start_engine: StartEngine) -> None:
+    """Another hash seed: nothing hits, and the one warning names the field that differs."""
+    writer = start_engine(cell_spec(Cell("qwen3"), pool_root))
+    prompts = [tokens((n, 300)) for n in range(1, 4)]
+    writer.generate(prompts, max_tokens=2)
+    writer.do("wait_idle")
+    writer.close()
+    spec = cell_spec(Cell("qwen3", prefix_caching=False), pool_root, zero_hit_alarm_lookups=3)
+    spec.env["PYTHONHASHSEED"] = "7"
+    reader = start_engine(spec)
+    assert all(not r["num_cached_tokens"] for r in reader.generate(prompts, max_tokens=2))
+    reader.do("sleep", seconds=1.0)
+    warnings = [line for line in reader.log_path.read_text().splitlines() if "no hit in" in line]
+    assert len(warnings) == 1
+    assert "hash_probe" in warnings[0]
+    assert "ours" in warnings[0]
+
+
+def test_bc_185_reset_empties_our_namespace_only(pool_root: Path, start_engine: StartEngine) -> None:
+    engine = start_engine(cell_spec(Cell("qwen3"), pool_root))
+    prompts = [tokens((n, 500)) for n in range(1, 4)]
+    expected = _outputs(engine, prompts, cache_salt="alone")
+    assert _outputs(engine, prompts) == expected
+    # While the saves of this one are still under way, or just done: the reset must not care.
+    engine.generate([tokens((77, 2000))], max_tokens=1)
+    engine.do("reset_prefix_cache", reset_connector=True)
+    engine.do("wait_idle")
+    assert engine.do("reset_prefix_cache", reset_connector=True)
+    before = metric(engine.metrics(), "kvpool:hit_tokens_total")
+    again = engine.generate(prompts, max_tokens=8, concurrent=False)
+    assert [r["token_ids"] for r in again] == expected
+    assert all(not r["num_cached_tokens"] for r in again), "a hit on what was stored before the reset"
+    assert metric(engine.metrics(), "kvpool:hit_tokens_total") == before
+    engine.do("wait_idle")
+    assert engine.do("reset_prefix_cache")
+    assert all(r["num_cached_tokens"] >= 384 for r in engine.generate(prompts, max_tokens=8, concurrent=False))
+
+
+@pytest.mark.parametrize("ours_first", [True, False], ids=["ours-first", "ours-second"])
+def test_child_of_a_multiconnector(ours_first: bool, pool_root: Path, tmp_path: Path, start_engine: StartEngine) -> None:
+    """Beside a stock child, in both orders; whoever is first and has the prompt loads it, both save."""
+    ours = pool_config(pool_root, "multi")
+    del ours["kv_load_failure_policy"]
+    stock = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "stock")},
+    }
+    children = [ours, stock] if ours_first else [stock, ours]
+    config = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": children},
+    }
+    engine = start_engine(EngineSpec(model="qwen3", args={"kv_transfer_config": config}))
+    prompts = [tokens((1, 640), (n, 90)) for n in (2, 3)]
+    expected = _outputs(engine, prompts, cache_salt="alone")
+    for _ in range(3):
+        assert _outputs(engine, prompts) == expected
+        engine.do("wait_idle")
+        assert engine.do("reset_prefix_cache")
+    samples = engine.metrics()
+    assert metric(samples, "kvpool:saved_blocks_total") > 0
+    assert (metric(samples, "kvpool:loaded_blocks_total") > 0) or not ours_first
+    assert metric(samples, "kvpool:pinned_blocks") == 0
