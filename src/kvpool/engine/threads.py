@@ -55,7 +55,10 @@ class Ticket(Generic[T]):
         with self._lock:
             self._ready.set()
         for call in self._then:
-            call(self)
+            try:
+                call(self)
+            except Exception:
+                logger.exception("kvpool: the end of a background task failed")
 
 
 class WorkerThreads:

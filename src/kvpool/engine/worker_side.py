@@ -95,9 +95,9 @@ class WorkerSide:
         """Run the step's synchronous loads and start the others."""
         for job in meta.loads:
             if job.is_async:
-                self._loaders.submit(lambda job=job: self._end_load(job, self._attempt(job, True)))  # type: ignore[misc]
+                self._in_background(self._loaders, job, None)
             else:
-                self._end_load(job, self._attempt(job, True))
+                self._end_load(job, self._attempt(job, None))
 
     def start_saves(self, meta: PoolMetadata) -> None:
         """After the forward: the blocks that this step filled are whole once its event has passed (one event a step)."""
@@ -109,20 +109,24 @@ class WorkerSide:
                 self._report(job, JobReport(1, unsaved=block_names(job.parts)))
                 self._count("dropped_blocks", job.num_blocks)
             else:
-                self._savers.submit(lambda job=job: self._end_save(job, self._attempt(job, False, written)))  # type: ignore[misc]
+                self._in_background(self._savers, job, written)
 
-    def _attempt(self, job: Job, loading: bool, written: Event | None = None) -> Outcome:
+    def _in_background(self, threads: WorkerThreads, job: LoadJob | SaveJob, written: Event | None) -> None:
+        ticket = threads.submit(lambda: self._attempt(job, written))
+        end = self._end_load if isinstance(job, LoadJob) else self._end_save
+        ticket.then(lambda ended: end(job, ended.value or _all_failed(job)))  # type: ignore[arg-type]
+
+    def _attempt(self, job: LoadJob | SaveJob, written: Event | None) -> Outcome:
         """Never raises: whatever goes wrong is a job whose every block has failed."""
         try:
             if self._asleep or self._transfers is None:
                 raise RuntimeError("the KV caches are not registered")
             if written is not None:
                 written.wait()
-            return self._transfers.load(job) if loading else self._transfers.save(job)
+            return self._transfers.load(job) if isinstance(job, LoadJob) else self._transfers.save(job)
         except Exception:
             logger.exception("kvpool: job %d of request %s failed", job.job_id, job.request_id)
-            ids = dict(zip(block_names(job.parts), job.block_ids, strict=True))
-            return Outcome(failed=list(ids.items()))
+            return _all_failed(job)
 
     def _end_load(self, job: LoadJob, outcome: Outcome) -> None:
         names = [name for name, _ in outcome.failed]
@@ -252,3 +256,7 @@ class WorkerSide:
 def _store_trouble(outcome: Outcome) -> bool:
     """Whether the store itself failed, as opposed to an object that is gone or a pool that is full."""
     return bool(outcome.running) or any(name.endswith(("=fatal", "=transient")) for name in outcome.stats.data)
+
+
+def _all_failed(job: Job) -> Outcome:
+    return Outcome(failed=list(zip(block_names(job.parts), job.block_ids, strict=True)))
