@@ -2,6 +2,136 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
+if TYPE_CHECKING:
+    from kvpool.stores.conformance import Outcome
+    from kvpool.stores.local import LocalStore
+
 app = typer.Typer(no_args_is_help=True, help="Look into pools and test stores.")
+
+Name = Annotated[str, typer.Argument(help="The pool's name.")]
+Root = Annotated[Path | None, typer.Option(help="The folder the pool lies in (default: the user's folder in /dev/shm).")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+@contextmanager
+def _joined(root: Path | None, name: str) -> Iterator[LocalStore]:
+    """The pool as it is, live or not; exit status 2 and the reason when it cannot be opened."""
+    from kvpool.stores.local import LocalStore
+
+    store = LocalStore(root, name)
+    try:
+        store.open()
+    except (OSError, ValueError) as error:
+        typer.echo(str(error.strerror if isinstance(error, OSError) and error.strerror else error), err=True)
+        raise typer.Exit(2) from None
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _table(title: str, rows: dict[str, object]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+@app.command()
+def stat(name: Name = "default", root: Root = None, as_json: Json = False) -> None:
+    """Show how full a pool is and who uses it."""
+    with _joined(root, name) as store:
+        numbers = dataclasses.asdict(store.stats())
+        health = store.health()
+    numbers["health"] = "ok" if health.ok else health.text
+    if as_json:
+        typer.echo(json.dumps(numbers))
+        return
+    for field in ("capacity_bytes", "used_bytes"):
+        numbers[field] = f"{numbers[field]:,} ({numbers[field] / (1 << 30):.2f} GiB)"
+    _table(f"pool {name}", numbers)
+
+
+@app.command()
+def verify(name: Name = "default", root: Root = None, as_json: Json = False) -> None:
+    """Check that every slot of a pool is accounted for exactly once. Exit status 1 when something is wrong."""
+    with _joined(root, name) as store:
+        findings = store.verify()
+    if as_json:
+        typer.echo(json.dumps({"findings": findings}))
+    else:
+        for finding in findings:
+            typer.echo(finding)
+        typer.echo(f"{len(findings)} findings")
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rm(
+    name: Name = "default",
+    root: Root = None,
+    prefix: Annotated[str | None, typer.Option(help="Remove the objects whose keys start so.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all objects.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove objects from a pool, also while engines use it: what they read at that moment stays readable to them."""
+    if (prefix is None) == (not everything) or prefix == "":
+        typer.echo("give either --prefix with a text, or --all", err=True)
+        raise typer.Exit(2)
+    with _joined(root, name) as store:
+        removed = store.clear(b"" if prefix is None else prefix.encode())
+    typer.echo(json.dumps({"removed": removed}) if as_json else f"{removed} objects removed")
+
+
+@app.command()
+def conformance(
+    backend: Annotated[str, typer.Argument(help="Which store to test.")] = "local",
+    as_json: Json = False,
+) -> None:
+    """Test a store against the contract, in a pool of its own that is removed afterwards. Exit status 1 when a check fails."""
+    from kvpool.stores import Store, build_store
+    from kvpool.stores.conformance import MIN_CAPACITY, run_conformance
+
+    shared = Path("/dev/shm")
+    root = Path(tempfile.mkdtemp(prefix="kvpool-conformance-", dir=shared if os.access(shared, os.W_OK) else None))
+    outcomes: list[Outcome] = []
+
+    def make_store() -> Store:
+        return build_store(backend, root=root, name="conformance", dram_bytes=MIN_CAPACITY)
+
+    def report(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if not as_json:
+            state = "ok" if outcome.passed else "skipped" if outcome.skipped else "FAILED"
+            typer.echo(f"{state:8}{outcome.check}{': ' if outcome.text else ''}{outcome.text}")
+
+    try:
+        make_store()
+        passed, failed = run_conformance(make_store, report)
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    if as_json:
+        typer.echo(json.dumps({"passed": passed, "failed": failed, "checks": [outcome._asdict() for outcome in outcomes]}))
+    else:
+        typer.echo(f"{passed} passed, {failed} failed")
+    if failed:
+        raise typer.Exit(1)

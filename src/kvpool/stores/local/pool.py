@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -21,7 +22,7 @@ from kvpool.stores.local.fence import Fence, make_fence
 from kvpool.stores.local.geometry import Geometry, geometry_for
 from kvpool.stores.local.index import LmdbCursor, LmdbTable, LmdbTransaction
 from kvpool.stores.local.leases import Leases
-from kvpool.stores.local.pool_dir import PoolDir, boot_id
+from kvpool.stores.local.pool_dir import PoolDir, boot_id, default_root
 from kvpool.stores.local.prefault import Prefaulter
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.slabs import SlabTable
@@ -42,7 +43,10 @@ def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
     """Join the pool, or make it; with ``dram_bytes`` None only join. OSError or ValueError with the reason in one line."""
     end = time.monotonic() + _JOIN_S
     while True:
-        directory = PoolDir(root, name, create=dram_bytes is not None)
+        try:
+            directory = PoolDir(root, name, create=dram_bytes is not None)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, f"there is no pool {name!r} in {root or default_root()}") from None
         try:
             with directory.locked(_JOIN_S):
                 return Pool(directory, _prepare(directory, dram_bytes))
@@ -64,7 +68,7 @@ def _prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
         meta = None
     if meta is None:
         if dram_bytes is None:
-            raise FileNotFoundError(f"there is no pool at {directory.path}")
+            raise FileNotFoundError(errno.ENOENT, f"there is no pool at {directory.path}")
         return _create(directory, dram_bytes)
     size, chunk = int(str(meta["dram_bytes"])), int(str(meta["chunk_bytes"]))
     if dram_bytes is not None and dram_bytes != size:

@@ -143,11 +143,11 @@ class Records:
 
     # transitions
 
-    def free_slots(self, slot_bytes: int, limit: int) -> list[int]:
-        """Up to ``limit`` free units of a class, in order of place."""
+    def free_slots(self, slot_bytes: int, limit: int, first: int = 0) -> list[int]:
+        """Up to ``limit`` free units of a class from ``first`` on, in order of place."""
         cursor = self._cursor("free")
         found: list[int] = []
-        if limit > 0 and cursor.set_range(FREE.pack(slot_bytes, 0)):
+        if limit > 0 and cursor.set_range(FREE.pack(slot_bytes, first)):
             for raw in cursor.iternext(keys=True, values=False):
                 size, unit = FREE.unpack(raw)
                 if size != slot_bytes:
@@ -262,10 +262,9 @@ class Records:
     def retire(self, slab: Slab) -> None:
         """No slot of the slab is given out any more."""
         first = self.slabs.first_unit(slab)
-        cursor = self._cursor("free")
-        alive = cursor.set_range(FREE.pack(slab.slot_bytes, first))
-        while alive and FREE.unpack(cursor.key()) < (slab.slot_bytes, first + slab.slots):
-            alive = cursor.delete()
+        for unit in self.free_slots(slab.slot_bytes, slab.slots, first):
+            if unit < first + slab.slots:
+                self._delete(FREE.pack(slab.slot_bytes, unit), db=self.tables["free"])
         self._put_slab(slab._replace(retiring=True), self.carved(slab))
 
     def drop_slab(self, slab: Slab) -> None:

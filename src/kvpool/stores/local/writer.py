@@ -109,7 +109,8 @@ class WriterThread:
                     if again.outside is not None:
                         again.outside()
             except BaseException as error:  # the caller gets it; this thread must live on
-                logger.debug("a job of the index failed", exc_info=True)
+                if not isinstance(error, lmdb.Error | OSError):  # those are told to the caller, this is a defect of ours
+                    logger.warning("a job of the index failed", exc_info=True)
                 job.fail(error)
 
     def _step(self, job: Job[Any]) -> Again | None:
