@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvpool.engine.held import HeldSaves
 from kvpool.engine.pins import BlockPins
 from tests.contract.content import expected_output
 from tests.contract.harness import OracleError
@@ -88,8 +89,7 @@ def test_control_a_failed_load_that_nobody_reports_is_noticed(start, monkeypatch
 def test_control_saving_what_a_spoiled_step_computed_is_noticed(start, monkeypatch):
     engine = warmed(start)
     engine.store.fail_keys("get", lambda key: True)
-    side = engine.ranks[0].worker_side
-    monkeypatch.setattr(type(side), "_spoiled", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(HeldSaves, "hold", lambda self, job, loads: self._waiting.append((job, set())))
     puts = engine.store.calls["put"]
     engine.during.append(lambda: engine.until(lambda: engine.store.calls["put"] > puts))
     engine.ask("b", PROMPT + list(range(300, 350)))

@@ -25,6 +25,7 @@ class MatchLimits:
     timeout_s: float
     lease_s: float
     min_hit_tokens: int
+    give_back: int = 0  # tokens at the end of every hit that are computed again (a drafter needs their hidden states)
 
 
 class Matcher:
@@ -55,7 +56,7 @@ class Matcher:
         found = self._answer(state, computed, limit, prefixes)
         if found is None:
             return None
-        tokens = found.tokens - computed
+        tokens = found.tokens - self._limits.give_back - computed
         if 0 < tokens < self._limits.min_hit_tokens:
             self._count(state, computed, limit, 0, "below_min_hit")
             return 0

@@ -17,6 +17,7 @@ from kvpool.core.jobs import Job, JobPart, JobReport, LoadJob, SaveJob, block_na
 from kvpool.core.keys import group_hashes
 from kvpool.core.recent import RecentSet
 from kvpool.engine.agreement import Agreement
+from kvpool.engine.held import HeldSaves
 from kvpool.engine.lookup import LookupService
 from kvpool.engine.matching import Matcher, MatchLimits
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
@@ -62,13 +63,16 @@ class SchedulerSide:
         self.negatives = RecentSet(options.negative_cache_entries, options.negative_cache_ms / 1000)
         lease_s = options.lease_ms / 1000
         self._service = LookupService(store, setup.groups, lease_s, self.negatives)
-        limits = MatchLimits(options.lookup_wait_ms / 1000, options.lookup_timeout_ms / 1000, lease_s, options.min_hit_tokens)
+        limits = MatchLimits(
+            options.lookup_wait_ms / 1000, options.lookup_timeout_ms / 1000, lease_s, options.min_hit_tokens, setup.give_back
+        )
         self._matcher = Matcher(self._service, setup.groups, limits, self.breaker, self.stats)
         self._offers = SaveOffers(setup.groups, setup.save_decode)
         self._requests: dict[str, RequestState] = {}
         self._jobs: dict[int, OpenJob] = {}
         self._ids = itertools.count(1)
         self._new_loads: list[LoadJob] = []
+        self._held = HeldSaves()
         self._workers_down = False
         self._local_stale = False
         self._manager: KVCacheManager | None = None
@@ -153,8 +157,12 @@ class SchedulerSide:
             for request_id, scheduled in output.num_scheduled_tokens.items():
                 job = self._save_job(output, request_id, computed[request_id], scheduled)
                 if job is not None:
-                    meta.saves.append(job)
+                    self._held.hold(job, self._open_sync_loads())
+        meta.saves = self._held.take_ready()
         return meta
+
+    def _open_sync_loads(self) -> set[int]:
+        return {i for i, opened in self._jobs.items() if isinstance(opened.job, LoadJob) and not opened.job.is_async}
 
     def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
         state = self._requests.get(request_id)
@@ -220,6 +228,8 @@ class SchedulerSide:
             self.negatives.add(ended.failed)
             # The pool lacks these blocks: store them again once they have been recomputed.
             self._offers.note_unsaved(ended.failed)
+            self._withdraw(opened.job)
+            self._cancel(self._held.load_failed(job_id))
             state = self._requests.get(opened.job.request_id)
             if state is not None and state.load_job == job_id:
                 state.loads_failed += 1
@@ -233,12 +243,29 @@ class SchedulerSide:
         self._service.release(opened.lease)
         state = self._requests.get(job.request_id)
         if isinstance(job, LoadJob):
+            self._held.load_ended(job.job_id)
             if state is not None and state.load_job == job.job_id and not job.is_async:
                 state.load_job = None
             if not opened.report.failed:
                 self.negatives.discard(block_names(job.parts))
         elif job.namespace == self._agreement.namespace:
             self._offers.note_unsaved(opened.report.unsaved)
+
+    def _cancel(self, saves: list[SaveJob]) -> None:
+        """These blocks were computed on top of KV that has turned out bad, on whichever rank."""
+        for job in saves:
+            del self._jobs[job.job_id]
+            self._pins_or_fail.unpin(job.job_id)
+            self._withdraw(job)
+            self._offers.note_unsaved(block_names(job.parts))
+
+    def _withdraw(self, job: Job) -> None:
+        """The request will compute these blocks (again): they count as not offered yet."""
+        state = self._requests.get(job.request_id)
+        if state is not None and state.offered:
+            for part in job.parts:
+                if part.indexes:
+                    state.offered[part.group] = min(state.offered[part.group], *part.indexes)
 
     # ---- the end of requests and of the cache --------------------------------------------------------------------------------
 
@@ -289,7 +316,13 @@ class SchedulerSide:
     def open_counts(self) -> dict[str, int]:
         """Sizes of all tables: every one is 0 when the engine is idle, but for the bounded memories."""
         pinned = self._pins.total if self._pins is not None else 0
-        return {"requests": len(self._requests), "jobs": len(self._jobs), "pinned": pinned, "new_loads": len(self._new_loads)}
+        return {
+            "requests": len(self._requests),
+            "jobs": len(self._jobs),
+            "held": len(self._held),
+            "pinned": pinned,
+            "new_loads": len(self._new_loads),
+        }
 
     def shutdown(self) -> None:
         for opened in self._jobs.values():

@@ -12,7 +12,7 @@ from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
 import kvpool
-from kvpool.core.hits import GroupSpec
+from kvpool.core.hits import GroupSpec, alignment
 from kvpool.engine.groups import pool_groups
 from kvpool.options import AscendStoreOptions, Deployment, load_ascend_store
 from kvpool.stores import build_store
@@ -37,7 +37,7 @@ class EngineSetup:
     saves: bool
     load_async: bool
     save_decode: bool
-    recompute: bool
+    give_back: int  # tokens at the end of a hit that the engine must compute again
 
 
 def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> EngineSetup:
@@ -78,8 +78,14 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         # vLLM can only drop a failed load of several groups when the load is asynchronous.
         load_async=options.load_async or len(groups) > 1,
         save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
-        recompute=transfer.kv_load_failure_policy == "recompute",
+        give_back=alignment(groups) if _drafts_from_hidden_states(vllm_config) else 0,
     )
+
+
+def _drafts_from_hidden_states(vllm_config: VllmConfig) -> bool:
+    """EAGLE-like drafters: the draft KV of a block's last token depends on the next token, which the block hash does not name."""
+    speculative = vllm_config.speculative_config
+    return speculative is not None and bool(speculative.use_eagle())
 
 
 def _log_start(warnings: list[str], policy: str) -> None:

@@ -52,7 +52,6 @@ class WorkerSide:
         self._bad_blocks: set[int] = set()
         # Jobs whose calls were given up but still use the blocks: (job, handles, what to report at the end).
         self._lingering: list[tuple[Job, list[Handle], JobReport]] = []
-        self._spoiled = False  # a synchronous load of this step has failed: the forward ran on garbage
         self._met = False
         self._told_down = False
         self._asleep = False
@@ -88,7 +87,6 @@ class WorkerSide:
     # ---- a step -------------------------------------------------------------------------------------------------------------
 
     def begin_step(self, meta: PoolMetadata) -> None:
-        self._spoiled = False
         self._met = self._met or bool(meta.namespace)
 
     def load(self, meta: PoolMetadata) -> None:
@@ -105,7 +103,7 @@ class WorkerSide:
             return
         written = self._device.record()
         for job in meta.saves:
-            if self._spoiled or self._asleep or not self._breaker.allow():
+            if self._asleep or not self._breaker.allow():
                 self._report(job, JobReport(1, unsaved=block_names(job.parts)))
                 self._count("dropped_blocks", job.num_blocks)
             else:
@@ -143,7 +141,6 @@ class WorkerSide:
                 else:
                     self._bad_blocks.update(i for _, i in outcome.failed)
             elif outcome.failed:
-                self._spoiled = True
                 self._bad_blocks.update(i for _, i in outcome.failed)
 
     def _end_save(self, job: SaveJob, outcome: Outcome) -> None:

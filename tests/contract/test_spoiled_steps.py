@@ -1,0 +1,61 @@
+"""A step that computed on top of a failed load stores nothing, on any rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpool.core.jobs import SaveJob
+from kvpool.engine.held import HeldSaves
+from tests.contract.content import expected_output
+from tests.contract.harness import OracleError
+
+PROMPT = list(range(100, 200))
+LONGER = PROMPT + list(range(300, 350))
+
+
+def _fail_on_one_rank(start):
+    engine = start(tp=2)
+    engine.ask("a", PROMPT)
+    engine.forget_local()
+    engine.store.fail_keys("get", lambda key: b":h0-" in key)
+    return engine
+
+
+def test_what_one_rank_failed_to_load_spoils_no_shard_of_any(start):
+    engine = _fail_on_one_rank(start)
+    assert engine.ask("b", LONGER, 4) == expected_output(LONGER, 4)
+    engine.settle()
+    engine.check_store()
+    engine.store.fail_keys("get", lambda key: False)
+    engine.forget_local()
+    engine.pool.negatives.clear()
+    assert engine.ask("c", LONGER, 4) == expected_output(LONGER, 4)
+    assert engine.assert_clean() is None
+
+
+def test_control_without_holding_saves_the_other_rank_stores_garbage(start, monkeypatch):
+    monkeypatch.setattr(HeldSaves, "hold", lambda self, job, loads: self._waiting.append((job, set())))
+    engine = _fail_on_one_rank(start)
+    puts = engine.store.calls["put"]
+    engine.during.append(lambda: engine.until(lambda: engine.store.calls["put"] > puts))
+    engine.ask("b", LONGER)
+    engine.settle()
+    with pytest.raises(OracleError, match="wrong KV under"):
+        engine.check_store()
+
+
+def test_held_saves_go_out_when_their_loads_have_ended_well():
+    held = HeldSaves()
+    first, second, third = (SaveJob(i, "r", [], 1.0, "n") for i in (1, 2, 3))
+    held.hold(first, {10, 11})
+    held.hold(second, {11})
+    held.hold(third, set())
+    assert held.take_ready() == [third]
+    held.load_ended(10)
+    assert held.take_ready() == []
+    assert held.load_failed(10) == []
+    held.load_ended(11)
+    assert held.take_ready() == [first, second]
+    held.hold(first, {12})
+    assert held.load_failed(12) == [first]
+    assert len(held) == 0
