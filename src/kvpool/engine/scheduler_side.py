@@ -13,10 +13,11 @@ from vllm.logger import init_logger
 from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.diagnosis import likely_cause
 from kvpool.core.hits import needed_blocks
-from kvpool.core.jobs import Job, JobPart, JobReport, LoadJob, SaveJob, block_names
+from kvpool.core.jobs import BlockName, Job, JobPart, JobReport, LoadJob, SaveJob, block_names
 from kvpool.core.keys import group_hashes
 from kvpool.core.recent import RecentSet
 from kvpool.engine.agreement import Agreement
+from kvpool.engine.exposed import ExposedTables
 from kvpool.engine.held import HeldSaves
 from kvpool.engine.lookup import LookupService
 from kvpool.engine.matching import Matcher, MatchLimits
@@ -73,6 +74,7 @@ class SchedulerSide:
         self._ids = itertools.count(1)
         self._new_loads: list[LoadJob] = []
         self._held = HeldSaves()
+        self._exposed = ExposedTables()
         self._workers_down = False
         self._local_stale = False
         self._manager: KVCacheManager | None = None
@@ -150,6 +152,7 @@ class SchedulerSide:
         self._matcher.new_step()
         meta = PoolMetadata(namespace=self._agreement.namespace, loads=self._new_loads)
         self._new_loads = []
+        self._note_exposed(output)
         if self._setup.saves and self._agreement.ready:
             computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
             cached = output.scheduled_cached_reqs
@@ -163,6 +166,12 @@ class SchedulerSide:
 
     def _open_sync_loads(self) -> set[int]:
         return {i for i, opened in self._jobs.items() if isinstance(opened.job, LoadJob) and not opened.job.is_async}
+
+    def _note_exposed(self, output: SchedulerOutput) -> None:
+        loads, blocks = self._open_sync_loads(), output.kv_connector_block_state
+        if loads and blocks is not None:
+            tables = [blocks.get_block_ids(request_id) or () for request_id in output.num_scheduled_tokens]
+            self._exposed.note(loads, [table for groups in tables for table in groups])
 
     def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
         state = self._requests.get(request_id)
@@ -230,6 +239,7 @@ class SchedulerSide:
             self._offers.note_unsaved(ended.failed)
             self._withdraw(opened.job)
             self._cancel(self._held.load_failed(job_id))
+            self._drop_spoiled(opened.job, set(ended.failed))
             state = self._requests.get(opened.job.request_id)
             if state is not None and state.load_job == job_id:
                 state.loads_failed += 1
@@ -244,12 +254,20 @@ class SchedulerSide:
         state = self._requests.get(job.request_id)
         if isinstance(job, LoadJob):
             self._held.load_ended(job.job_id)
+            self._exposed.forget(job.job_id)
             if state is not None and state.load_job == job.job_id and not job.is_async:
                 state.load_job = None
             if not opened.report.failed:
                 self.negatives.discard(block_names(job.parts))
         elif job.namespace == self._agreement.namespace:
             self._offers.note_unsaved(opened.report.unsaved)
+
+    def _drop_spoiled(self, job: Job, failed: set[BlockName]) -> None:
+        """Blocks that a synchronous load has left wrong leave vLLM's prefix cache, with all that was computed on top of them."""
+        if not isinstance(job, LoadJob) or job.is_async or self._manager is None:
+            return
+        bad = {b for part in job.parts for h, b in zip(part.hashes, part.block_ids, strict=True) if (part.group, h) in failed}
+        self._manager.evict_blocks(self._exposed.spoiled(job.job_id, bad))
 
     def _cancel(self, saves: list[SaveJob]) -> None:
         """These blocks were computed on top of KV that has turned out bad, on whichever rank."""
@@ -320,6 +338,7 @@ class SchedulerSide:
             "requests": len(self._requests),
             "jobs": len(self._jobs),
             "held": len(self._held),
+            "exposed": len(self._exposed),
             "pinned": pinned,
             "new_loads": len(self._new_loads),
         }
