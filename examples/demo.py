@@ -8,6 +8,7 @@ differs or the pool was not used.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ import document
 from rich.console import Console
 from rich.table import Table
 from smollm import model_folder
+
+from kvpool.stores import make_local_store
 
 POOL = "demo"
 CONNECTOR = {
@@ -69,16 +72,18 @@ def environment() -> dict[str, str]:
 
 
 def remove_pool() -> None:
-    """Delete the demo's pool, if there is one."""
-    command = [sys.executable, "-m", "kvpool.cli", "store", "rm", POOL, "--all"]
-    subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Delete the demo's pool if there is one: its last user removes it."""
+    pool = make_local_store(name=POOL, on_last_close="remove")
+    with contextlib.suppress(FileNotFoundError):
+        pool.open()
+        pool.close()
 
 
 def show(prompt_tokens: int, rows: dict[str, dict[str, Any]]) -> bool:
     """Print the table and the answer; whether every answer is the first one, token for token."""
     cold = rows["cold"]
     table = Table(title=f"SmolLM2-135M-Instruct, float32, CPU: a prompt of {prompt_tokens} tokens")
-    for column in ("run", "cached", "from pool", "first token", "speed-up", "same answer"):
+    for column in ("run", "cached", "from pool", "first token", "speed-up", "identical"):
         table.add_column(column, justify="left" if column == "run" else "right")
     for name, row in rows.items():
         same = "yes" if row["token_ids"] == cold["token_ids"] else "NO"
@@ -104,7 +109,7 @@ def main() -> int:
         remove_pool()
     cold, device_hit = first["asks"]
     (pool_hit,) = second["asks"]
-    rows = {"cold": cold, "device hit": device_hit, "pool hit after restart": pool_hit}
+    rows = {"cold": cold, "device hit": device_hit, "pool hit, restarted": pool_hit}
     identical = show(first["prompt_tokens"], rows)
     was_cold, from_pool = cold["cached_tokens"] == 0, pool_hit["pool_tokens"] > 0
     if not was_cold:

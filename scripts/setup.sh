@@ -52,7 +52,7 @@ install() { # install WHAT pip-arguments...: one line per new package instead of
     shift
     say "installing $what"
     "$python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" 2>&1 |
-        { grep --line-buffered -v '^Requirement already satisfied\|^Looking in' || true; }
+        { grep --line-buffered -v '^Requirement already satisfied\|^Looking in\|^WARNING: Location .* is ignored' || true; }
 }
 
 install_torch() {

@@ -119,6 +119,7 @@ class Engine:
         args_file.write_text(json.dumps(spec.engine_args(), indent=1))
         self._ids = itertools.count()
         self._replies: dict[int, dict[str, Any]] = {}
+        self._segments: set[Path] = set()
         self._buffer = b""
         self._reply_fd, child_fd = os.pipe()
         script = Path(__file__).with_name("worker_engine.py")
@@ -196,15 +197,19 @@ class Engine:
 
     def kill(self) -> None:
         """SIGKILL the whole group, as an OOM killer or a `kill -9` would; nothing is shut down."""
+        self._segments |= _shared_segments(self._process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         _until_gone(self._process.pid, 10.0)
+        for segment in self._segments:
+            segment.unlink(missing_ok=True)
         self._close_pipes()
 
     def close(self, timeout_s: float = 60.0) -> list[str]:
         """Shut down in order; whatever is left in the group afterwards is killed and returned (titles): a leak."""
         if self._process.poll() is None:
+            self._segments |= _shared_segments(self._process.pid)
             self._close_stdin()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
@@ -282,6 +287,16 @@ def _group(pgid: int) -> list[int]:
             if os.getpgid(process.pid) == pgid and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
     return found
+
+
+def _shared_segments(pgid: int) -> set[Path]:
+    """Shared memory of vLLM's own (message queues, collectives) that the group maps: killed processes leave it behind."""
+    found = set()
+    for pid in _group(pgid):
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found.update(re.findall(r"(/dev/shm/(?:psm_|vllm_|sem\.mp-)[^/\n]*)$", maps, re.MULTILINE))
+    return {Path(name) for name in found}
 
 
 def _until_gone(pgid: int, timeout_s: float) -> list[int]:
