@@ -83,7 +83,7 @@ def show(prompt_tokens: int, rows: dict[str, dict[str, Any]]) -> bool:
     """Print the table and the answer; whether every answer is the first one, token for token."""
     cold = rows["cold"]
     table = Table(title=f"SmolLM2-135M-Instruct, float32, CPU: a prompt of {prompt_tokens} tokens")
-    for column in ("run", "cached", "from pool", "first token", "speed-up", "identical"):
+    for column in ("run", "cached", "from pool", "first token", "speed-up", "same"):
         table.add_column(column, justify="left" if column == "run" else "right")
     for name, row in rows.items():
         same = "yes" if row["token_ids"] == cold["token_ids"] else "NO"
