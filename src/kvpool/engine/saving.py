@@ -42,16 +42,28 @@ class SaveOffers:
     def forget_unsaved(self) -> None:
         self._unsaved.clear()
 
+    def due(self, state: RequestState, start: int, end: int) -> bool:
+        """Whether ``offer`` may have something to do: told without the block tables, which are long and costly to get."""
+        if not state.offered:
+            state.offered = [start // group.block_size for group in self._groups]
+        end, hashes = self._end(state, end), len(state.request.block_hashes)
+        filled = (min(end // group.block_size, hashes // group.units) for group in self._groups)
+        return self._again(state) or any(last > first for last, first in zip(filled, state.offered, strict=True))
+
+    def _end(self, state: RequestState, end: int) -> int:
+        return end if self._save_decode else min(end, state.request.num_prompt_tokens)
+
+    def _again(self, state: RequestState) -> bool:
+        return bool(self._unsaved) and state.seen_unsaved != self._version
+
     def offer(self, state: RequestState, start: int, end: int, tables: Sequence[Sequence[int]], room: int) -> Offer:
         """Parts to save now that the step fills tokens ``start`` to ``end``; at most ``room`` blocks, what is over is unsaved.
 
         ``tables[g]`` is the block table of group g; null blocks (id 0) are skipped.
         """
-        if not state.offered:
-            state.offered = [start // group.block_size for group in self._groups]
-        if not self._save_decode:
-            end = min(end, state.request.num_prompt_tokens)
-        again = bool(self._unsaved) and state.seen_unsaved != self._version
+        if not self.due(state, start, end):
+            return Offer([], 0)
+        end, again = self._end(state, end), self._again(state)
         state.seen_unsaved = self._version
         parts: list[JobPart] = []
         dropped = 0

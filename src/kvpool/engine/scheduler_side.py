@@ -178,7 +178,9 @@ class SchedulerSide:
         if state is None or state.stale or (self._local_stale and self._is_stale(state, start)):
             return None
         blocks = output.kv_connector_block_state
-        tables = blocks.get_block_ids(request_id) if blocks is not None else None
+        if blocks is None or not self._offers.due(state, start, start + scheduled):
+            return None
+        tables = blocks.get_block_ids(request_id)
         if tables is None:
             return None
         room = 0 if self._workers_down else self._pins_or_fail.room()
