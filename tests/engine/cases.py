@@ -44,6 +44,8 @@ class Cell:
             return "eager pipeline parallelism fails in vLLM without a connector too"
         if self.model == "mla" and self.prefix_caching:
             return "the CPU platform switches prefix caching off for MLA"
+        if self.model == "moe" and self.parallel == "dp2":
+            return "vLLM's CPU communicator lacks the exchange that experts need between data-parallel ranks"
         if self.model in ("gemma3", "moe") and not self.load_async:
             return "several KV-cache groups always load asynchronously"
         return ""
@@ -65,9 +67,10 @@ CI_CELLS = [
     Cell("qwen3", "dp2", load_async=False, prefix_caching=False, eager=False),
     Cell("mla", "tp2", load_async=True, prefix_caching=False, eager=False),
     Cell("mla", "one", load_async=False, prefix_caching=False, eager=True),
-    Cell("gemma3", "one", load_async=True, prefix_caching=True, eager=False),
+    Cell("gemma3", "one", load_async=True, prefix_caching=False, eager=False),
     Cell("gemma3", "tp2", load_async=True, prefix_caching=True, eager=True),
-    Cell("moe", "dp2", load_async=True, prefix_caching=True, eager=True),
+    Cell("gemma3", "dp2", load_async=True, prefix_caching=True, eager=True),
+    Cell("moe", "one", load_async=True, prefix_caching=True, eager=True),
     Cell("moe", "pp2", load_async=True, prefix_caching=False, eager=False),
 ]
 

@@ -119,7 +119,7 @@ def test_every_fault_leaves_the_output_as_it_is(cell: Cell, pool_root: Path, sta
 
 
 def test_late_writes_reach_nobody(pool_root: Path, start_engine: StartEngine) -> None:
-    """A store whose overdue reads land later: the request is recomputed elsewhere at once, the late bytes in blocks still pinned."""
+    """Overdue reads that land later: the request is recomputed elsewhere at once, the late bytes land in blocks still pinned."""
     engine, faults = _start(Cell("qwen3"), pool_root, start_engine)
     expected = {n: _warm(engine, n) for n in range(3)}
     faults.set(LATE["calls"], abandonable=False)  # type: ignore[arg-type]
