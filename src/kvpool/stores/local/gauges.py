@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from kvpool.stores.base import Health, StoreStats
-from kvpool.stores.local.index import ENTRY, LmdbTransaction
+from kvpool.stores.local.index import ENTRY, MAX_KEY, LmdbTransaction
 from kvpool.stores.local.leases import FOREVER
 from kvpool.stores.local.pool import Pool
 from kvpool.stores.local.records import Records
@@ -23,7 +23,8 @@ def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
         for key in cursor.iternext(keys=True, values=False):
             if not key.startswith(prefix):
                 break
-            found.append(bytes(key))
+            if len(key) <= MAX_KEY:  # longer ones are names of tables
+                found.append(bytes(key))
     return found
 
 
@@ -128,6 +129,8 @@ class _Check:
         if records.count("tails") != records.count("objects"):
             self.findings.append(f"{records.count('objects')} objects, but {records.count('tails')} are listed by block")
         for key, raw in records.txn.cursor(records.tables["objects"]):
+            if len(key) > MAX_KEY:
+                continue
             unit, offset, nbytes, _ = ENTRY.unpack(raw)
             if records.key_of(unit) != key:
                 self.findings.append(f"object {key!r}: its slot {unit} says otherwise")

@@ -2,7 +2,7 @@
 
 | table | key | value |
 |---|---|---|
-| objects | object key | ENTRY: unit, offset, nbytes, generation. Readable objects only |
+| objects | object key | ENTRY: unit, offset, nbytes, generation. Readable objects only; the main table |
 | ready | unit | object key |
 | reserved | unit | RESERVED: owner, generation, nbytes, then the object key (empty: anonymous) |
 | writing | object key | unit, owner of the reservation |
@@ -41,24 +41,24 @@ LmdbTransaction = Any
 LmdbTable = Any
 LmdbCursor = Any
 
-_TABLES = ("objects", "ready", "reserved", "writing", "limbo", "free", "tails", "slabs", "meta")
+_NAMED = ("ready", "reserved", "writing", "limbo", "free", "tails", "slabs", "meta")
+NAMED_TABLES = len(_NAMED)
 _MAX_READERS = 1024
 MAX_KEY = 255
-_OPEN_S = 10.0
 
 
 @dataclass(slots=True)
 class Environment:
-    """An open index. ``exclusive_pid`` is False when a process of another PID namespace with our pid uses the pool: LMDB tells its
-    readers apart by pid, so this process must then read inside write transactions."""
+    """An open index. ``objects`` can be read at once; ``tables`` is empty until ``open_tables``."""
 
     path: Path
     identity: tuple[int, int]
     pid: int
     env: LmdbEnvironment
-    tables: dict[str, LmdbTable]
-    exclusive_pid: bool = True
-    users: int = field(default=0)
+    objects: LmdbTable
+    tables: dict[str, LmdbTable] = field(default_factory=dict)
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
 
 
 _open: dict[tuple[int, int], Environment] = {}
@@ -112,7 +112,7 @@ def _open_environment(path: Path, identity: tuple[int, int], map_size: int) -> E
         env = lmdb.open(
             str(path),
             map_size=map_size,
-            max_dbs=len(_TABLES) + 1,
+            max_dbs=NAMED_TABLES,
             max_readers=_MAX_READERS,
             max_spare_txns=16,
             sync=False,
@@ -125,47 +125,34 @@ def _open_environment(path: Path, identity: tuple[int, int], map_size: int) -> E
             raise OSError(
                 errno.EBUSY, f"{path}: opened before this process was forked; start worker processes with 'spawn'"
             ) from None
+        if os.strerror(errno.EAGAIN) in str(error):  # opening locks the byte of the lock file that has our pid for its place
+            raise OSError(
+                errno.EAGAIN,
+                f"{path}: a process of another container (PID namespace) that also has pid {os.getpid()} uses this pool, and LMDB "
+                "tells processes apart by pid: let the containers share a PID namespace, or give each its own pool",
+            ) from None
         raise OSError(errno.EIO, f"{path}: the index cannot be opened ({error})") from None
     try:
         env.reader_check()
-        exclusive = _may_read(env)
-        tables = _open_tables(env)
+        objects = env.open_db(None)
     except lmdb.Error as error:
         env.close()
         raise OSError(errno.EIO, f"{path}: the index cannot be opened ({error})") from None
-    return Environment(path, identity, os.getpid(), env, tables, exclusive)
+    return Environment(path, identity, os.getpid(), env, objects)
 
 
-def _open_tables(env: LmdbEnvironment) -> dict[str, LmdbTable]:
-    """The tables. The binding keeps table handles only from a write transaction, and a process stopped inside one blocks all others
-    without a timeout: hence a thread of its own and a deadline."""
-    opened: dict[str, LmdbTable] = {}
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            opened.update({name: env.open_db(name.encode(), dupsort=name == "tails") for name in _TABLES})
-        except (lmdb.Error, OSError) as error:  # told below
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="kvpool-index-open", daemon=True)
-    thread.start()
-    thread.join(_OPEN_S)
-    if failed:
-        raise failed[0]
-    if thread.is_alive():
-        raise OSError(errno.EBUSY, "a stopped process holds the index: end it or let it go on")
-    return opened
+def open_tables(environment: Environment) -> None:
+    """Make or open the named tables; called by writer threads, for it takes the write lock: the binding keeps table handles only
+    from a write transaction. Readers need none of them, so a stopped process cannot keep others from joining and reading."""
+    with environment.opening:
+        if not environment.tables:
+            env = environment.env
+            # A transaction of our own: open_db begins one with the interpreter lock held, and would freeze the whole process.
+            with env.begin(write=True) as txn:
+                opened = {name: env.open_db(_name_of(name), txn, dupsort=name == "tails") for name in _NAMED}
+            environment.tables = {"objects": environment.objects, **opened}
 
 
-def _may_read(env: LmdbEnvironment) -> bool:
-    """The first read transaction locks our pid's byte of the lock file; it fails while a namesake holds it."""
-    try:
-        env.begin().abort()
-    except lmdb.ReadersFullError:
-        raise
-    except lmdb.Error as error:
-        if os.strerror(errno.EAGAIN) in str(error) or os.strerror(errno.EACCES) in str(error):
-            return False
-        raise
-    return True
+def _name_of(table: str) -> bytes:
+    """Tables are named inside the main table, which is ``objects``: longer than any object key, so never taken for one."""
+    return f"kvpool-table-{table}".encode().ljust(MAX_KEY + 10, b".")

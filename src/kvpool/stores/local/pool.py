@@ -20,7 +20,7 @@ from kvpool.stores.local.arena import Arena, Stamps
 from kvpool.stores.local.eviction import Evictor
 from kvpool.stores.local.fence import Fence, make_fence
 from kvpool.stores.local.geometry import Geometry, geometry_for
-from kvpool.stores.local.index import LmdbCursor, LmdbTable, LmdbTransaction
+from kvpool.stores.local.index import LmdbTransaction
 from kvpool.stores.local.leases import Leases
 from kvpool.stores.local.pool_dir import PoolDir, boot_id, default_root
 from kvpool.stores.local.prefault import Prefaulter
@@ -34,7 +34,8 @@ T = TypeVar("T")
 OnLastClose = Literal["keep", "remove"]
 
 _JOIN_S = 30.0
-_LEAVE_S = 5.0
+_LEAVE_S = 4.0
+_CLEAN_S = 2.0
 _READ_S = 1.0
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
@@ -120,10 +121,6 @@ class Pool:
         self.allocator = Allocator(geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
         self.writer = WriterThread(self.environment, lambda txn: Records(txn, self.environment, self.slabs))
         _pools.add(self)
-        if not self.environment.exclusive_pid:
-            logger.warning(
-                "pool %s: a process with our pid in another PID namespace uses it; lookups take the write lock", directory.path
-            )
         self._clean()
 
     def _clean(self) -> None:
@@ -136,7 +133,7 @@ class Pool:
             return self.evictor.sweep(records) + self.evictor.reclaim(records)
 
         try:
-            self.writer.call(step, time.monotonic() + _LEAVE_S)
+            self.writer.call(step, time.monotonic() + _CLEAN_S)
         except Overdue:
             logger.warning(
                 "pool %s: a stopped process keeps the index; slots of dead ones are taken back later", self.directory.path
@@ -146,17 +143,14 @@ class Pool:
 
     def read(self, function: Callable[[LmdbTransaction], T]) -> T:
         """Run ``function`` on a read transaction whose default table is ``objects``."""
-        environment = self.environment
-        if environment.exclusive_pid:
-            try:
-                with environment.env.begin(db=environment.tables["objects"]) as txn:
-                    return function(txn)
-            except lmdb.ReadersFullError:
-                environment.env.reader_check()
-                with environment.env.begin(db=environment.tables["objects"]) as txn:
-                    return function(txn)
-        table = environment.tables["objects"]
-        return self.writer.call(lambda records: function(_Objects(records.txn, table)), time.monotonic() + _READ_S)
+        env = self.environment.env
+        try:
+            with env.begin() as txn:
+                return function(txn)
+        except lmdb.ReadersFullError:
+            env.reader_check()
+            with env.begin() as txn:
+                return function(txn)
 
     def entries(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The raw index entry of each key (index.ENTRY), None where there is no object."""
@@ -176,7 +170,7 @@ class Pool:
         """Run ``function`` on a snapshot of the index, with a slab table and a view of the clients of its own; it must not
         write."""
         environment = self.environment
-        if not environment.exclusive_pid:
+        if not environment.tables:
             return self.writer.call(function, time.monotonic() + _READ_S)
         with environment.env.begin() as txn:
             return function(Records(txn, environment, SlabTable(self.geometry)))
@@ -189,8 +183,7 @@ class Pool:
 
     def close(self, on_last_close: OnLastClose) -> None:
         """Give back what is ours and leave."""
-        with suppress(Overdue, lmdb.Error):
-            self.writer.call(self._give_back, time.monotonic() + _LEAVE_S)
+        self.writer.submit(self._give_back)
         stopped = self.writer.close(_LEAVE_S)
         self.prefaulter.close()
         try:
@@ -226,21 +219,6 @@ class Pool:
         """In a forked child: let go of the lock, or the child would keep a dead parent alive."""
         with suppress(OSError):
             os.close(self._client_fd)
-
-
-class _Objects:
-    """The look of a read transaction for readers that must go through the writer."""
-
-    def __init__(self, txn: LmdbTransaction, table: LmdbTable) -> None:
-        self._txn = txn
-        self._table = table
-
-    def get(self, key: bytes) -> bytes | None:
-        raw = self._txn.get(key, db=self._table)
-        return None if raw is None else bytes(raw)
-
-    def cursor(self) -> LmdbCursor:
-        return self._txn.cursor(self._table)
 
 
 def _after_fork_in_child() -> None:

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvpool.stores.local.index import ENTRY, FREE, LIMBO, RESERVED, SLAB, UNIT, WRITING, Environment, LmdbCursor, LmdbTransaction
+from kvpool.stores.local.index import (
+    ENTRY,
+    FREE,
+    LIMBO,
+    NAMED_TABLES,
+    RESERVED,
+    SLAB,
+    UNIT,
+    WRITING,
+    Environment,
+    LmdbCursor,
+    LmdbTransaction,
+)
 from kvpool.stores.local.slabs import Slab, SlabTable
 
 
@@ -139,7 +151,8 @@ class Records:
         return found
 
     def count(self, table: str) -> int:
-        return int(self.txn.stat(self.tables[table])["entries"])
+        entries = int(self.txn.stat(self.tables[table])["entries"])
+        return entries - NAMED_TABLES if table == "objects" else entries
 
     # transitions
 

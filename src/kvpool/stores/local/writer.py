@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import lmdb
 
-from kvpool.stores.local.index import Environment, LmdbTransaction
+from kvpool.stores.local.index import Environment, LmdbTransaction, open_tables
 from kvpool.stores.local.records import Records
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class WriterThread:
     """Runs jobs in the order in which they came."""
 
     def __init__(self, environment: Environment, records: Callable[[LmdbTransaction], Records]) -> None:
+        self._environment = environment
         self._env = environment.env
         self._records = records
         self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
@@ -105,6 +106,7 @@ class WriterThread:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
+                open_tables(self._environment)
                 while not job.given_up and (again := self._step(job)) is not None:
                     if again.outside is not None:
                         again.outside()

@@ -1,0 +1,401 @@
+"""The embedded store under kill -9, SIGSTOP and want of memory. Every byte that is read anywhere is verified."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvpool.stores.base import Hit, Status
+from kvpool.stores.local import LocalStore, arena
+from tests.chaos import store_worker as sw
+
+WORKER = Path(sw.__file__)
+
+
+class Process:
+    """A worker process; killed at the end of the test whatever happens."""
+
+    alive: list["Process"] = []  # noqa: RUF012 - emptied by the fixture
+
+    def __init__(self, role: str, root: Path, seconds: float, seed: int, prefix: tuple[str, ...] = ()) -> None:
+        command = [*prefix, sys.executable, str(WORKER), role, str(root), str(seconds), str(seed)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        Process.alive.append(self)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ready(self) -> "Process":
+        while (line := self.line()).startswith("pool "):
+            pass  # a warning that some tests provoke
+        assert line == "ready", line + self.process.communicate()[0]
+        return self
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        output, _ = self.process.communicate(timeout=30)
+        assert "WRONG" not in output, output
+        assert "Traceback" not in output, output
+
+    def finish(self, timeout: float = 90) -> dict[str, int]:
+        output, _ = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == 0, output
+        return json.loads(output.strip().splitlines()[-1])
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    yield
+    for process in Process.alive:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.wait()
+    Process.alive.clear()
+
+
+@pytest.fixture
+def store(pool_root):
+    store = sw.open_store(str(pool_root))
+    yield store
+    store.close()
+
+
+def settled(store: LocalStore) -> None:
+    """Nothing is leaked: the books are right, and when all is removed every slot can be reserved again."""
+    assert store.verify() == []
+    end = time.monotonic() + 5
+    while store.stats().leases and time.monotonic() < end:
+        time.sleep(0.05)  # a worker leaves some to run out
+    store.clear(b"")
+    stats = store.stats()
+    nbytes = sw.CLASSES[0]
+    slots = store.reserve(1 << 12, nbytes, 30.0)
+    most = stats.capacity_bytes // nbytes
+    assert most * 0.8 <= len(slots) <= most, f"{len(slots)} of about {most} slots can be reserved: {store.stats()}"
+    store.discard(slots)
+    store.remove([b"after the discard"])  # queued behind it
+    assert (store.stats().writing, store.stats().used_bytes) == (0, 0)
+    assert store.verify() == []
+
+
+def test_kill_9_under_load_loses_nothing_and_leaks_nothing(store, pool_root):
+    chance = random.Random(11)
+    steady = [Process("work", pool_root, 20, seed).ready() for seed in (1, 2)]
+    kills, end = 0, time.monotonic() + 18
+    while time.monotonic() < end and kills < 60:
+        victim = Process("work", pool_root, 600, 1000 + kills)
+        victim.ready()
+        time.sleep(chance.random() * 0.25)
+        victim.kill()
+        kills += 1
+    counts = [process.finish() for process in steady]
+    assert kills >= 8
+    assert all(count["hit"] > 50 and count["put"] > 50 for count in counts), counts
+    settled(store)
+
+
+def test_kill_9_of_forked_writers_hundreds_of_times(pool_root):
+    """Processes forked before the pool is opened start in milliseconds, so that many can be killed at random instants."""
+    script = (
+        "import os, random, signal, sys, time\n"
+        "from tests.chaos import store_worker as sw\n"
+        "root, kills = sys.argv[1], int(sys.argv[2])\n"
+        "chance = random.Random(5)\n"
+        "for turn in range(kills):\n"
+        "    children = []\n"
+        "    for child in range(2):\n"
+        "        pid = os.fork()\n"
+        "        if pid == 0:\n"
+        "            worker = sw.Worker(sw.open_store(root), turn * 2 + child)\n"
+        "            while True: worker.turn()\n"
+        "        children.append(pid)\n"
+        "    time.sleep(0.02 + chance.random() * 0.12)\n"
+        "    for pid in children:\n"
+        "        os.kill(pid, signal.SIGKILL)\n"
+        "        _, status = os.waitpid(pid, 0)\n"
+        "        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status\n"
+        "print('survived')\n"
+    )
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(pool_root), "150"], capture_output=True, text=True, cwd=root, timeout=120, check=False
+    )
+    assert run.stdout.strip() == "survived", run.stdout + run.stderr
+    store = sw.open_store(str(pool_root))
+    worker = sw.Worker(store, 1)
+    for start in range(0, sw.KEYS, 4):
+        for nbytes in sw.CLASSES:
+            worker.get(list(range(start, start + 4)), nbytes)
+    settled(store)
+    store.close()
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["continued", "killed"])
+def test_bc_112_writer_stopped_inside_a_transaction_blocks_nobody(store, pool_root, end):
+    worker = sw.Worker(store, 3)
+    mine = [9000, 9001, 9002, 9003]  # no worker process writes or removes these
+    worker.put(mine, sw.CLASSES[0])
+    kept = store.lease([sw.key(number, sw.CLASSES[0]) for number in mine], 600.0)
+    Process("work", pool_root, 600, 4).ready()
+    stopped = Process("stop-in-write", pool_root, 2, 5).ready()
+    assert stopped.line() == "inside"
+    memory = np.stack([sw.content(number, sw.CLASSES[1]) for number in mine])
+    before = time.monotonic()
+    results = store.put(sw.batch(mine, memory, sw.CLASSES[1]), 0.5).results()
+    took = time.monotonic() - before
+    assert {result.status for result in results} == {Status.TRANSIENT}
+    assert took < 1.5, f"a put with a deadline of 0.5 s took {took:.1f} s"
+    worker.get(mine, sw.CLASSES[0])
+    assert worker.counts["hit"] == 4
+    lease = store.lease([sw.key(9000, sw.CLASSES[0])], 5.0)
+    assert isinstance(lease.answers[0], Hit)
+    store.release(lease)
+    Process("work", pool_root, 600, 6).ready()  # joining does not hang either
+    stopped.signal(end)
+    results = store.put(sw.batch(mine, memory, sw.CLASSES[1]), 20.0).results()
+    assert all(result.stored for result in results), results
+    if end == signal.SIGCONT:
+        stopped.finish()
+    for process in Process.alive:
+        if process is not stopped:
+            process.kill()
+    store.release(kept)
+    settled(store)
+
+
+def test_reader_stopped_in_mid_copy_never_sees_a_reused_slot(store, pool_root):
+    """The copy is stretched: after each segment the process stops itself while this one evicts everything it can."""
+    script = (
+        "import os, signal, sys\n"
+        "import numpy as np\n"
+        "from tests.chaos import store_worker as sw\n"
+        "from kvpool.devices import CpuCopyEngine\n"
+        "from kvpool.stores.local import LocalStore\n"
+        "from pathlib import Path\n"
+        "class Slow(CpuCopyEngine):\n"
+        "    def copy(self, targets, sources, sizes):\n"
+        "        half = len(sizes) // 2\n"
+        "        super().copy(targets[:half], sources[:half], sizes[:half])\n"
+        "        print('half', flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "        super().copy(targets[half:], sources[half:], sizes[half:])\n"
+        "store = LocalStore(Path(sys.argv[1]), 'chaos', sw.POOL_BYTES, engine=Slow())\n"
+        "store.open()\n"
+        "worker = sw.Worker(store, 1)\n"
+        "print('ready', flush=True)\n"
+        "for turn in range(5):\n"
+        "    worker.get([0, 1, 2, 3], sw.CLASSES[0])\n"
+        "store.close()\n"
+        "print(worker.counts['hit'], flush=True)\n"
+    )
+    root = Path(__file__).parents[2]
+    worker = sw.Worker(store, 7)
+    worker.put([0, 1, 2, 3], sw.CLASSES[0])
+    reader = subprocess.Popen([sys.executable, "-c", script, str(pool_root)], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "ready\n"
+    for turn in range(5):
+        assert reader.stdout.readline() == "half\n"
+        os.waitid(os.P_PID, reader.pid, os.WSTOPPED)
+        if turn % 2:
+            store.remove([sw.key(number, sw.CLASSES[0]) for number in range(4)])
+        for nbytes in sw.CLASSES:
+            for start in range(4, sw.KEYS, 4):
+                worker.put(list(range(start, start + 4)), nbytes)
+        if turn % 2:
+            worker.put([0, 1, 2, 3], sw.CLASSES[0])
+        assert store.verify() == []
+        os.kill(reader.pid, signal.SIGCONT)
+    output, _ = reader.communicate(timeout=60)
+    assert reader.returncode == 0, output
+    assert output == "20\n"
+    settled(store)
+
+
+def test_full_arena_answers_no_space_and_recovers(store):
+    nbytes = sw.CLASSES[0]
+    slots = store.reserve(1 << 12, nbytes, 10.0)
+    worker = sw.Worker(store, 8)
+    for size in sw.CLASSES:
+        worker.put([0, 1, 2, 3], size)
+    assert worker.counts["no_space"] >= 8
+    assert worker.counts["transient"] == 0
+    store.discard(slots)
+    for size in sw.CLASSES:
+        worker.put([0, 1, 2, 3], size)
+        worker.get([0, 1, 2, 3], size)
+    assert worker.counts["hit"] == 12
+    settled(store)
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path):
+    """A tmpfs of 12 MiB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir(mode=0o700)
+    command = ["mount", "-t", "tmpfs", "-o", "size=12m,mode=700", "tmpfs", str(mounted)]
+    run = subprocess.run(command, capture_output=True, check=False)
+    if run.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {run.stderr.decode().strip()}")
+    yield mounted
+    subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def shrunken(store: LocalStore, caplog: pytest.LogCaptureFixture) -> None:
+    worker = sw.Worker(store, 9)
+    for start in range(0, sw.KEYS, 4):
+        worker.put(list(range(start, start + 4)), sw.CLASSES[0])
+    warnings = [record for record in caplog.records if "shrinks" in record.message]
+    assert len(warnings) == 1, [record.message for record in caplog.records]
+    stats = store.stats()
+    assert 0 < stats.used_bytes <= stats.capacity_bytes < sw.POOL_BYTES
+    assert worker.counts["transient"] == 0
+    worker.get(list(range(sw.KEYS - 8, sw.KEYS)), sw.CLASSES[0])
+    assert worker.counts["hit"] == 8
+    settled(store)
+
+
+def test_tmpfs_smaller_than_the_pool(small_tmpfs, caplog):
+    store = sw.open_store(str(small_tmpfs))
+    shrunken(store, caplog)
+    os.posix_fallocate(os.open(small_tmpfs / "filler", os.O_RDWR | os.O_CREAT), 0, os.statvfs(small_tmpfs).f_bavail * 4096)
+    worker = sw.Worker(store, 10)
+    for _ in range(100):
+        worker.turn()  # not one byte is left: errors are answers, never a SIGBUS
+    store.close()
+
+
+def test_no_memory_for_the_arena(pool_root, caplog, monkeypatch):
+    def refuse(fd: int, offset: int, nbytes: int) -> None:
+        if nbytes >= 128 << 10 and offset >= sw.POOL_BYTES // 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(fd, offset, nbytes)
+
+    monkeypatch.setattr(arena, "allocate", refuse)
+    store = sw.open_store(str(pool_root))
+    shrunken(store, caplog)
+    store.close()
+
+
+def test_no_memory_at_all(pool_root, monkeypatch):
+    store = sw.open_store(str(pool_root))
+
+    def refuse(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(arena, "allocate", refuse)
+    worker = sw.Worker(store, 1)
+    worker.put([0, 1, 2, 3], sw.CLASSES[0])
+    assert worker.counts["no_space"] == 4
+    assert not store.health().ok
+    assert store.stats().capacity_bytes == 0
+    store.close()
+
+
+def test_one_of_two_processes_is_killed(store, pool_root):
+    other = Process("work", pool_root, 600, 21).ready()
+    worker = sw.Worker(store, 22)
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        worker.turn()
+    other.kill()
+    for start in range(0, sw.KEYS, 4):
+        worker.put(list(range(start, start + 4)), sw.CLASSES[2])
+    assert worker.counts["transient"] == 0
+    settled(store)
+
+
+def test_dead_writers_key_is_taken_over(store, pool_root):
+    script = (
+        "import os, signal, sys\n"
+        "from tests.chaos import store_worker as sw\n"
+        "writer = sw.open_store(sys.argv[1]).begin_write([sw.key(0, sw.CLASSES[0])], sw.CLASSES[0], 5.0)\n"
+        "print(writer.results[0].status.name, flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    root = Path(__file__).parents[2]
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(pool_root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "OK\n"
+    worker = sw.Worker(store, 23)
+    worker.put([0], sw.CLASSES[0])
+    assert worker.counts["busy"] == 1
+    other.kill()
+    other.communicate()
+    worker.put([0], sw.CLASSES[0])
+    assert worker.counts["put"] == 1
+    assert store.stats().writing == 0
+    settled(store)
+
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
+
+
+@pytest.fixture
+def pid_namespace():
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to make a PID namespace")
+
+
+def test_second_pid_namespace(store, pool_root, pid_namespace):
+    """Process 1 of another namespace: liveness and locks must not go by pid."""
+    inside = Process("work", pool_root, 3, 31, NAMESPACE).ready()
+    worker = sw.Worker(store, 33)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        worker.turn()
+    counts = inside.finish()
+    assert counts["hit"] > 10, counts
+    assert counts["put"] > 10, counts
+    victim = Process("work", pool_root, 600, 34, NAMESPACE).ready()
+    time.sleep(0.5)
+    victim.kill()
+    time.sleep(0.2)
+    settled(store)
+
+
+def test_same_pid_in_two_namespaces_is_refused(store, pool_root, pid_namespace):
+    """LMDB would take the two for one process and drop the snapshot of one when the other closes."""
+    Process("work", pool_root, 600, 31, NAMESPACE).ready()
+    twin = Process("work", pool_root, 1, 32, NAMESPACE)
+    output, _ = twin.process.communicate(timeout=30)
+    assert "also has pid 1 uses this pool" in output
+    assert store.health().ok
+
+
+def test_threads_of_one_process_share_a_pool_with_another(store, pool_root):
+    other = Process("work", pool_root, 3, 41).ready()
+    failures: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        try:
+            worker = sw.Worker(store, seed)
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                worker.turn()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    other.finish()
+    settled(store)
