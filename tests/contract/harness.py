@@ -327,6 +327,16 @@ class Harness:
             self.step()
             time.sleep(0.0005)
 
+    def settle_jobs(self) -> None:
+        """Wait until the workers have ended what they were given; the engine does not step."""
+        sides = [rank.worker_side for rank in self.ranks]
+        given = lambda: sum(job.job_id not in side._reports for side in sides for job in self._open_jobs())  # noqa: E731
+        self.until(lambda: given() == 0)
+
+    def _open_jobs(self) -> list[Any]:
+        held = {job.job_id for job, _ in self.pool._held._waiting}
+        return [opened.job for opened in self.pool._jobs.values() if opened.job.job_id not in held]
+
     def forget_local(self) -> None:
         """Empty the engine's own prefix cache, so that the pool is asked."""
         self.settle()
