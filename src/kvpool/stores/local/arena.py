@@ -117,9 +117,9 @@ class Stamps:
         allocate(self._fd, first * 8, count * 8)
         self.values[first : first + count] = FREE_STAMP
 
-    def touch(self, units: NDArray[np.int64], now_ns: int) -> None:
-        """Mark slots as used, earlier ones of a chain as used later: tails are evicted before heads."""
-        self.values[units] = now_ns - np.arange(len(units))
+    def touch(self, units: NDArray[np.int64], now_ns: int, places: NDArray[np.int64] | None = None) -> None:
+        """Mark slots as used, earlier ones of a chain as used later (``places`` in the chain): tails are evicted before heads."""
+        self.values[units] = now_ns - (np.arange(len(units)) if places is None else places)
 
     def close(self) -> None:
         self.values = np.zeros(0, dtype=np.int64)

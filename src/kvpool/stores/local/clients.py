@@ -30,6 +30,11 @@ def _lock(fd: int) -> bool:
     return True
 
 
+def open_array(directory: int, client: int) -> int:
+    """Another descriptor of a client file, to map it by: one that shares the lock would keep it in forked children."""
+    return os.open(_name(client), os.O_RDWR | _FLAGS, dir_fd=directory)
+
+
 def join(directory: int, nbytes: int) -> tuple[int, int]:
     """Make a client file; its id and its locked descriptor. It gets its name when it is locked, so nobody takes it for a dead
     one."""
@@ -75,7 +80,7 @@ class Peers:
         fd = self._fds.get(client)
         if fd is None:
             try:
-                fd = os.open(_name(client), os.O_RDWR | _FLAGS, dir_fd=self._directory)
+                fd = open_array(self._directory, client)
             except FileNotFoundError:
                 return None
             self._fds[client] = fd

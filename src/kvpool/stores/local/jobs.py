@@ -107,16 +107,23 @@ class ReserveStep:
 
 
 class PublishStep:
-    """Give reserved slots their keys, in chain order. EXISTS: somebody was faster, the slot is free again."""
+    """Give reserved slots their keys, in chain order. EXISTS: somebody was faster, the slot is free again.
 
-    def __init__(self, pool: Pool, rooms: Sequence[Room], keys: Sequence[bytes]) -> None:
+    ``chain`` is the time that counts as the use of the whole chain, and where in it each object stands.
+    """
+
+    def __init__(
+        self, pool: Pool, rooms: Sequence[Room], keys: Sequence[bytes], chain: tuple[int, Sequence[int]] | None = None
+    ) -> None:
         self._pool = pool
         self._rooms = rooms
         self._keys = keys
+        self._now, places = chain or (time.monotonic_ns(), range(len(rooms)))
+        self._places = np.array(places, dtype=np.int64)
 
     def __call__(self, records: Records) -> list[Result]:
         units = np.array([room.unit for room in self._rooms], dtype=np.int64)
-        self._pool.stamps.touch(units, time.monotonic_ns())
+        self._pool.stamps.touch(units, self._now, self._places)
         return [self._publish(records, room, key) for room, key in zip(self._rooms, self._keys, strict=True)]
 
     def _publish(self, records: Records, room: Room, key: bytes) -> Result:

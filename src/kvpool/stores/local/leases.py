@@ -26,7 +26,7 @@ _PAGE = 4096
 
 
 class Leases:
-    """Thread-safe. ``fd`` is the client file, already ``geometry.units * 8`` bytes long; it is not closed here."""
+    """Thread-safe. ``fd`` is a descriptor of the client file (not the one that holds its lock), closed by ``close``."""
 
     def __init__(self, fd: int, geometry: Geometry) -> None:
         self._fd = fd

@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -106,22 +106,40 @@ class Pool:
         self.directory = directory
         self.geometry = geometry
         self.pid = os.getpid()
-        self.fence: Fence = make_fence()
-        self._clients = directory.make_dir("clients")
-        os.close(directory.make_dir("index"))
-        self.client, self._client_fd = clients.join(self._clients, geometry.units * 8)
-        self.leases = Leases(self._client_fd, geometry)
-        self.peers = clients.Peers(self._clients, self.client)
-        self.arena = Arena(directory.open_file("arena"), geometry)
-        self.stamps = Stamps(directory.open_file("stamps"), geometry)
-        self.prefaulter = Prefaulter(self.arena)
-        self.environment = index.acquire(directory.path / "index", index.map_size_for(geometry.units))
-        self.slabs = SlabTable(geometry)
+        self._opened = ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._opened.close()
+            raise
+        self.slabs = SlabTable(self.geometry)
         self.evictor = Evictor(self.stamps, self.peers, self.fence)
-        self.allocator = Allocator(geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
+        self.allocator = Allocator(self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
         self.writer = WriterThread(self.environment, lambda txn: Records(txn, self.environment, self.slabs))
         _pools.add(self)
         self._clean()
+
+    def _open(self) -> None:
+        """What must be closed again, in the order in which it is closed last to first."""
+        directory, geometry, opened = self.directory, self.geometry, self._opened
+        self.fence: Fence = make_fence()
+        self._clients = directory.make_dir("clients")
+        opened.callback(os.close, self._clients)
+        os.close(directory.make_dir("index"))
+        self.client, self._client_fd = clients.join(self._clients, geometry.units * 8)
+        opened.callback(os.close, self._client_fd)
+        opened.callback(clients.leave, self._clients, self.client)
+        self.leases = Leases(clients.open_array(self._clients, self.client), geometry)
+        opened.callback(self.leases.close)
+        self.peers = clients.Peers(self._clients, self.client)
+        opened.callback(self.peers.close)
+        self.arena = Arena(directory.open_file("arena"), geometry)
+        opened.callback(self.arena.close)
+        self.stamps = Stamps(directory.open_file("stamps"), geometry)
+        opened.callback(self.stamps.close)
+        self.prefaulter = Prefaulter(self.arena)
+        self.environment = index.acquire(directory.path / "index", index.map_size_for(geometry.units))
+        opened.callback(index.release, self.environment)
 
     def _clean(self) -> None:
         """Take back what dead clients left. Under the pool's lock."""
@@ -204,16 +222,11 @@ class Pool:
     def _close_files(self, stopped: bool) -> None:
         _pools.discard(self)
         if stopped:
-            index.release(self.environment)
-        else:
-            logger.warning("pool %s: the index stays open, a stopped process keeps its lock", self.directory.path)
-        self.leases.close()
-        if stopped:
-            self.peers.close()
-            self.stamps.close()
-            self.arena.close()
-            os.close(self._clients)
+            self._opened.close()
             self.directory.close()
+        else:  # the writer thread may go on one day: only the lock is let go
+            logger.warning("pool %s: the index stays open, a stopped process keeps its lock", self.directory.path)
+            os.close(self._client_fd)
 
     def after_fork(self) -> None:
         """In a forked child: let go of the lock, or the child would keep a dead parent alive."""

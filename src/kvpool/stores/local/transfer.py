@@ -124,6 +124,7 @@ class Put:
         self._starts = starts_of(batch.sizes)
         self._stored = Result(Status.OK, batch.object_nbytes)
         self._pins: list[int] = []
+        self._now = time.monotonic_ns()
 
     def run(self) -> list[Result]:
         keys = list(dict.fromkeys(self._batch.keys))
@@ -193,7 +194,7 @@ class Put:
         self._pins.extend(units)
         offsets = np.array([room.offset for room in rooms], dtype=np.int64)
         copy_in(self._pool, self._engine, offsets, self._starts, self._batch.addresses[rows], self._batch.sizes)
-        return self._pool.writer.call(PublishStep(self._pool, rooms, keys), self._deadline)
+        return self._pool.writer.call(PublishStep(self._pool, rooms, keys, (self._now, rows)), self._deadline)
 
 
 __all__ = ["Pinned", "Put", "copy_in", "copy_out", "get", "parts", "pin", "starts_of"]
