@@ -29,6 +29,7 @@ from kvpool.stores.base import (
     Writer,
 )
 
+GONE = Result(Status.MISSING)
 Rule = Callable[[bytes], "Result | None"]
 
 
@@ -104,7 +105,7 @@ class FakeStore(Store):
             one.finish()
         return len(held)
 
-    def fail_keys(self, op: str, chosen: Callable[[bytes], bool], result: Result = Result(Status.MISSING)) -> None:
+    def fail_keys(self, op: str, chosen: Callable[[bytes], bool], result: Result = GONE) -> None:
         self.rules[op] = lambda key: result if chosen(key) else None
 
     def evict(self, keys: Sequence[bytes]) -> int:

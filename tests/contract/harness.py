@@ -1,60 +1,38 @@
 """A model-free engine: vLLM's own scheduler and KV-cache manager, our connector in both roles, and a model runner that writes
 bytes which follow from the prefix. Before each forward every byte that the step reads is compared with what it must be.
 
-A step whose computed blocks are wrong computes wrong KV and samples ``POISON_TOKEN``, as a model would. That is only right where the
-connector reports the blocks as failed in this very step; everything else is an ``OracleError``.
+A step whose computed blocks are wrong computes wrong KV and samples ``POISON_TOKEN``, as a model would. That is only right where
+the connector reports the blocks as failed in this very step; everything else is an ``OracleError``.
 """
 
 from __future__ import annotations
 
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvpool.stores.base import Store
-from tests.contract.content import POISON_TOKEN, Int64, Prefixes, expected_output, sample
+from tests.contract.content import Prefixes, expected_output
 from tests.contract.fakestore import FakeStore
+from tests.contract.model import Model, OracleError, Plan, object_bytes
 from tests.contract.ranks import Rank, unwrap
 from tests.contract.spec import Spec, kv_cache_config, vllm_config
-
-POISON_WEIGHTS = 1 << 40
-
-
-class OracleError(AssertionError):
-    """Wrong KV was used, stored or answered from."""
-
-
-@dataclass
-class Plan:
-    """What one step does for one request."""
-
-    request: Request
-    start: int
-    scheduled: int
-    drafts: list[int]
-    tables: tuple[list[int], ...]
-    states: Int64
-    resumed: bool
-
-    @property
-    def name(self) -> str:
-        return self.request.request_id
 
 
 @dataclass
@@ -63,10 +41,11 @@ class Answer:
     reason: str | None = None  # of its end: stop, length, abort, error
 
 
-class Harness:
+class Harness(Model):
     """One engine. ``store`` is shared by all its parts, and by other engines if they are given the same."""
 
-    def __init__(self, spec: Spec = Spec(), store: Store | None = None, check_store: bool = True) -> None:
+    def __init__(self, spec: Spec | None = None, store: Store | None = None, check_store: bool = True) -> None:
+        spec = spec or Spec()
         self.spec = spec
         self.store: Any = store if store is not None else FakeStore()
         config = vllm_config(spec)
@@ -74,12 +53,14 @@ class Harness:
         unit = spec.hash_block_size or spec.block_size
         self._hasher = get_request_block_hasher(unit, hash_fn)
         self.prefixes = Prefixes(unit, check_store)
-        with mock.patch("kvpool.engine.setup.build_store", lambda *_, **__: self.store):
+        with mock.patch("kvpool.engine.setup.build_store", return_value=self.store):
             self.scheduler = Scheduler(
                 config, kv_cache_config(spec), StructuredOutputManager(config), spec.block_size, unit, log_stats=True
             )
             self.ranks = [Rank(spec, config, index) for index in range(spec.ranks)]
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, spec.ranks)
+        self.scheduler.max_num_encoder_input_tokens = 4096  # for requests with images
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(4096)
         if spec.drafts:
             self.scheduler.num_spec_tokens = self.scheduler.num_lookahead_tokens = spec.drafts
         self.answers: dict[str, Answer] = {}
@@ -92,6 +73,7 @@ class Harness:
         self.shares_store = False  # with another engine, whose requests are not known here
         self.steps = 0
         self.external: dict[str, int] = {}  # tokens that each request was given by the connector
+        self.metrics: Counter[str] = Counter()
         self.last: KVConnectorOutput | None = None
         self.during: list[Callable[[], None]] = []  # run between the forward and the update, once
         handshakes = {(r.stage, r.tp_rank): r.connector.get_handshake_metadata() for r in self.ranks}
@@ -101,22 +83,25 @@ class Harness:
 
     # ---- requests -----------------------------------------------------------------------------------------------------------
 
-    def add(
-        self,
-        name: str,
-        prompt: Sequence[int],
-        max_tokens: int = 1,
-        salt: str | None = None,
-        lora: str | None = None,
-        images: list | None = None,
-    ) -> Request:
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        adapter = LoRARequest(lora, sum(lora.encode()), "/nowhere") if lora is not None else None
+    def request(self, name: str, prompt: Sequence[int], max_tokens: int = 1, **more: Any) -> Request:
+        """Not yet added. ``salt``, ``lora`` (a name) and ``images`` tell apart what has the same tokens."""
+        lora = more.get("lora")
         request = Request(
-            name, list(prompt), params, None, block_hasher=self._hasher, cache_salt=salt, lora_request=adapter, mm_features=images
+            name,
+            list(prompt),
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            None,
+            block_hasher=self._hasher,
+            cache_salt=more.get("salt"),
+            lora_request=LoRARequest(lora, sum(lora.encode()), "/nowhere") if lora is not None else None,
+            mm_features=more.get("images"),
         )
         self.requests[name], self.answers[name] = request, Answer()
         self.prefixes.of(request)
+        return request
+
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int = 1, **more: Any) -> Request:
+        request = self.request(name, prompt, max_tokens, **more)
         self.scheduler.add_request(request)
         self._note_namespace()
         return request
@@ -165,79 +150,8 @@ class Harness:
             self.scheduler.update_draft_token_ids(DraftTokenIds([n for n, _ in live], [d for _, d in live]))
         return True
 
-    def _plans(self, output: SchedulerOutput) -> list[Plan]:
-        cached = output.scheduled_cached_reqs
-        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        plans = []
-        for name, scheduled in output.num_scheduled_tokens.items():
-            request, drafts = self.requests[name], output.scheduled_spec_decode_tokens.get(name, [])
-            tables = self.scheduler.kv_cache_manager.get_block_ids(name)
-            first = name in cached.resumed_req_ids or all(name != n for n in cached.req_ids)
-            plans.append(Plan(request, starts[name], scheduled, drafts, tables, self.prefixes.of(request, drafts), first))
-        return plans
-
-    def _forward(self, plans: list[Plan]) -> dict[str, set[int]]:
-        """Write the step's KV. Requests that read wrong KV, with the blocks; what they write is poison."""
-        wrong: dict[str, set[int]] = {}
-        for plan in plans:
-            if plan.resumed:
-                self.mixed.discard(plan.name)
-            self._write(plan, self.weights if plan.name not in self.mixed else POISON_WEIGHTS + self.steps)
-        fresh = True
-        while fresh:
-            fresh = {p.name: bad for p in plans if p.name not in wrong and p.name not in self.mixed and (bad := self._wrong(p))}
-            for plan in plans:
-                if plan.name in fresh:
-                    self._write(plan, POISON_WEIGHTS + self.steps)
-                    if plan.resumed and self.local_stale:
-                        self.mixed.add(plan.name)  # it builds on blocks of before a reset that could not drop them
-            wrong |= {name: bad for name, bad in fresh.items() if name not in self.mixed}
-        return wrong
-
-    def _write(self, plan: Plan, weights: int) -> None:
-        states = plan.states[plan.start : plan.start + plan.scheduled]
-        for rank in self.ranks:
-            for group, table in enumerate(plan.tables):
-                rank.write(group, table, plan.start, states, weights)
-
-    def _wrong(self, plan: Plan) -> set[int]:
-        """Block ids that the step reads and that are not exactly right."""
-        bad: set[int] = set()
-        for group, (kind, window) in enumerate(self.spec.groups):
-            first = 0
-            if kind == "sliding":
-                first = max(0, plan.start - window + 1)
-            elif kind == "chunked":
-                first = plan.start // window * window
-            if first >= plan.start:
-                continue
-            table, states = plan.tables[group], plan.states[first : plan.start]
-            for rank in self.ranks:
-                bad |= {table[i] for i in rank.wrong_blocks(group, table, first, states, self.weights)}
-        return bad
-
-    def _sample(self, plans: list[Plan], wrong: dict[str, set[int]]) -> tuple[list[list[int]], dict[str, list[int]]]:
-        sampled, drafts = [], {}
-        for plan in plans:
-            known = plan.start + plan.scheduled - len(plan.drafts)
-            if known < plan.request.num_tokens:
-                sampled.append([])
-                continue
-            tokens = [sample(int(plan.states[known - 1]))]
-            for i, draft in enumerate(plan.drafts):
-                if draft != tokens[-1]:
-                    break
-                tokens.append(sample(int(plan.states[known + i])))
-            sampled.append([POISON_TOKEN] if plan.name in wrong else tokens)
-            drafts[plan.name] = self._draft(plan, tokens)
-        return sampled, drafts
-
-    def _draft(self, plan: Plan, tokens: list[int]) -> list[int]:
-        """``drafts`` guesses, of which the first ``accept`` are right."""
-        prompt = [*plan.request.all_token_ids, *tokens]
-        right = expected_output(prompt, self.spec.drafts)
-        return [t if i < self.accept(plan.name) else POISON_TOKEN + 1 for i, t in enumerate(right)]
+    def tables_of(self, name: str) -> tuple[list[int], ...]:
+        return self.scheduler.kv_cache_manager.get_block_ids(name)
 
     def _aggregate(self, plans: list[Plan], results: list[KVConnectorOutput], sampled: list[list[int]]) -> ModelRunnerOutput:
         names = [plan.name for plan in plans]
@@ -251,8 +165,16 @@ class Harness:
         assert combined is not None
         return combined
 
+    def count_metrics(self) -> Counter[str]:
+        """The connector's counters from now on, as they reach vLLM."""
+        self.metrics = Counter()
+        return self.metrics
+
     def _take(self, outputs: dict[int, Any]) -> None:
         for batch in outputs.values():
+            stats = batch.scheduler_stats
+            if stats is not None and stats.kv_connector_stats:
+                self.metrics.update(stats.kv_connector_stats)
             for one in batch.outputs:
                 answer = self.answers[one.request_id]
                 answer.tokens += one.new_token_ids
@@ -412,10 +334,3 @@ class Harness:
         for rank in self.ranks:
             rank.connector.shutdown()
         self.scheduler.connector.shutdown()
-
-
-def object_bytes(states: Int64, layers: list[int], heads: range, weights: int) -> bytes:
-    """An object, layer-major: each page is [head, token, word]."""
-    from tests.contract.content import values
-
-    return np.ascontiguousarray(values(states, layers, heads, weights).transpose(1, 2, 0, 3)).tobytes()

@@ -66,7 +66,7 @@ class Rank:
         tp = SimpleNamespace(world_size=self.spec.tp, rank_in_group=self.tp_rank)
         pp = SimpleNamespace(world_size=self.spec.pp, rank_in_group=self.stage)
         where = "kvpool.engine.cache_layout"
-        with mock.patch(f"{where}.get_tp_group", lambda: tp), mock.patch(f"{where}.get_pp_group", lambda: pp):
+        with mock.patch(f"{where}.get_tp_group", return_value=tp), mock.patch(f"{where}.get_pp_group", return_value=pp):
             yield
 
     @property
@@ -86,7 +86,7 @@ class Rank:
             inner = mixin.KVConnectorModelRunnerMixin._get_kv_connector_output(shipped)
             result = inner.__enter__()
         yield result
-        with mock.patch.object(mixin, "get_forward_context", lambda: None):
+        with mock.patch.object(mixin, "get_forward_context", return_value=None):
             inner.__exit__(None, None, None)
 
     # ---- memory -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A synchronous load that fails leaves wrong KV in the engine's own prefix cache, which vLLM expects the request to compute again."""
+"""A failed synchronous load leaves wrong KV in the engine's own prefix cache; vLLM expects the request to compute it again."""
 
 from __future__ import annotations
 
