@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
+
 from kvpool.devices.base import Event, Int64
 
 
 class CpuCopyEngine:
-    """Host memory to host memory. ctypes releases the interpreter lock around each run."""
+    """Host memory to host memory. ctypes releases the interpreter lock around each run; runs that continue each other on both sides
+    are moved as one."""
 
     name = "cpu"
 
     def copy(self, targets: Int64, sources: Int64, sizes: Int64) -> None:
+        if len(sizes) > 1:
+            follows = (targets[1:] == targets[:-1] + sizes[:-1]) & (sources[1:] == sources[:-1] + sizes[:-1])
+            if follows.any():
+                first = np.flatnonzero(np.concatenate(([True], ~follows)))
+                targets, sources, sizes = targets[first], sources[first], np.add.reduceat(sizes, first)
         move = ctypes.memmove
         for target, source, nbytes in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
             move(target, source, nbytes)

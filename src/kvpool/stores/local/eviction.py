@@ -43,10 +43,11 @@ class Evictor:
         for (unit, limbo), busy in zip(waiting, held.tolist(), strict=True):
             if not busy:
                 records.settle(unit)
-                self.stamps.values[unit] = FREE_STAMP
                 freed += 1
             elif limbo.revivable:
                 records.revive(unit, limbo)
+        free = [unit for (unit, _), busy in zip(waiting, held.tolist(), strict=True) if not busy]
+        self.stamps.values[free] = FREE_STAMP
         return freed
 
     def reclaim(self, records: Records) -> int:

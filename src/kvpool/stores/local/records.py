@@ -66,6 +66,7 @@ class Records:
         self._delete = txn.delete
         self._objects = self.tables["objects"]
         self._counters: dict[bytes, int] = {}
+        self._tails: LmdbCursor | None = None
         if slabs.version != (version := self.counter(b"layout")):
             slabs.load(version, ((UNIT.unpack(key)[0], SLAB.unpack(value)) for key, value in self._cursor("slabs")))
 
@@ -123,8 +124,10 @@ class Records:
 
     def shards_of(self, key: bytes) -> list[bytes]:
         """The stored shards of the block of ``key``, itself included."""
-        cursor = self._cursor("tails")
-        if not cursor.set_key(tail_of(key)):
+        if self._tails is None:
+            self._tails = self._cursor("tails")
+        cursor = self._tails
+        if not cursor.set_key(tail_of(key)) or cursor.count() == 1:
             return [key]
         block = block_of(key)
         return [bytes(other) for other in cursor.iternext_dup() if block_of(other) == block]
