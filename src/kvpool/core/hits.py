@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+WINDOW_PIECE = 256  # blocks of a windowed group asked for at once when searching backwards
+
 
 class Presence(Enum):
     """What a store says of one block over all its shards."""
@@ -77,13 +79,14 @@ def find_prefix(groups: Sequence[GroupSpec], computed: int, limit: int, probe: P
         unknown |= good < len(answers) and answers[good] is Presence.UNKNOWN
         best = min(best, (first + good) * group.block_size) // step * step
     windowed = [i for i, g in enumerate(groups) if g.kind is not GroupKind.FULL]
+    asked: dict[tuple[int, int], Presence] = {}
     while windowed and best > computed:
-        shorter, doubt = _fit_windows(groups, windowed, computed, best, probe)
-        unknown |= doubt
-        if shorter == best:
+        fits = [_largest_window(groups[i], i, computed, best, probe, asked) for i in windowed]
+        if min(fits) == best:
             break
-        best = shorter // step * step
-    return Prefix(max(best, computed) if best > computed else computed, unknown)
+        best = min(fits) // step * step
+    unknown |= any(answer is Presence.UNKNOWN for answer in asked.values())
+    return Prefix(max(best, computed), unknown)
 
 
 def needed_blocks(group: GroupSpec, computed: int, tokens: int) -> range:
@@ -98,18 +101,26 @@ def _leading_hits(answers: Sequence[Presence]) -> int:
     return len(answers)
 
 
-def _fit_windows(
-    groups: Sequence[GroupSpec], windowed: Sequence[int], computed: int, tokens: int, probe: Probe
-) -> tuple[int, bool]:
-    """``tokens`` if every window ending there is present, else the largest length below the last missing block of any."""
-    result, unknown = tokens, False
-    for index in windowed:
-        group = groups[index]
-        blocks = needed_blocks(group, computed, tokens)
-        answers = list(probe(index, blocks.start, blocks.stop))
-        answers += [Presence.MISS] * (len(blocks) - len(answers))
-        bad = [b for b, a in zip(blocks, answers, strict=True) if a is not Presence.HIT]
-        if bad:
-            unknown |= any(a is Presence.UNKNOWN for a in answers)
-            result = min(result, bad[-1] * group.block_size)
-    return result, unknown
+def _largest_window(
+    group: GroupSpec, index: int, computed: int, tokens: int, probe: Probe, asked: dict[tuple[int, int], Presence]
+) -> int:
+    """The largest boundary, at most ``tokens``, whose window is present; ``computed`` when there is none. Asks for each block once:
+    first for the window at ``tokens``, then backwards in larger pieces."""
+    floor, end = computed // group.block_size, tokens // group.block_size
+    piece = len(needed_blocks(group, computed, tokens))
+
+    def present(block: int) -> bool:
+        if (index, block) not in asked:
+            blocks = range(max(floor, block + 1 - piece), block + 1)
+            answers = list(probe(index, blocks.start, blocks.stop))
+            answers += [Presence.MISS] * (len(blocks) - len(answers))
+            asked.update(((index, b), a) for b, a in zip(blocks, answers, strict=True) if (index, b) not in asked)
+        return asked[index, block] is Presence.HIT
+
+    while end * group.block_size > computed:
+        window = needed_blocks(group, computed, end * group.block_size)
+        missing = next((b for b in reversed(window) if not present(b)), None)
+        if missing is None:
+            return end * group.block_size
+        end, piece = missing, max(piece, WINDOW_PIECE)
+    return computed

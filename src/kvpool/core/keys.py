@@ -23,9 +23,10 @@ class Shard:
     layers: tuple[int, ...]
     pcp_rank: int = 0
     dcp_rank: int = 0
+    note: str = ""  # where heads alone do not say what is inside
 
     def __str__(self) -> str:
-        return f"h{self.first_head}-{self.last_head}_l{_layer_span(self.layers)}_c{self.pcp_rank}_{self.dcp_rank}"
+        return f"h{self.first_head}-{self.last_head}{self.note}_l{_layer_span(self.layers)}_c{self.pcp_rank}_{self.dcp_rank}"
 
 
 def _layer_span(layers: tuple[int, ...]) -> str:

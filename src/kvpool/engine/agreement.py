@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vllm.logger import init_logger
 
@@ -17,6 +18,22 @@ from kvpool.stores.base import Store
 logger = init_logger("vllm.kvpool")
 
 NOTES = b"v1:note:namespace:"
+
+
+@dataclass(frozen=True)
+class ShardKeys:
+    """The keys of one shard: their prefix, and how long its objects are."""
+
+    prefix: bytes
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where the KV of some requests lives: ``shards[g]`` are the shards of a block of group g."""
+
+    namespace: str
+    shards: tuple[tuple[ShardKeys, ...], ...]
 
 
 class Agreement:
@@ -33,9 +50,10 @@ class Agreement:
         self._host = host
         self._host_bound = host_bound
         self._ranks: dict[int, RankInfo] = {}
+        self._epoch = "0"
+        self._spaces: dict[str, Space] = {}
         self.inputs: NamespaceInputs | None = None
         self.namespace = ""
-        self.prefixes: list[list[bytes]] = []
 
     @property
     def ready(self) -> bool:
@@ -57,40 +75,46 @@ class Agreement:
         """Make the namespace, once: True when it has just been made. Only when requests come does vLLM know its hash seed."""
         if self.ready or len(self._ranks) < self._world_size:
             return False
-        inputs = self._merged()
         private = next((r.sharing for r in self._ranks.values() if r.sharing), "")
-        epoch = f"private-{secrets.token_hex(8)}" if private else "0"
-        if private:
+        if private and self._epoch == "0":
+            self._epoch = f"private-{secrets.token_hex(8)}"
             logger.warning("kvpool: this engine shares its KV with no other and not across restarts: %s", private)
-        self._adopt(replace(inputs, hash_probe=self._hash_probe(), epoch=epoch))
+        self._adopt(replace(self._merged(), hash_probe=self._hash_probe(), epoch=self._epoch))
         return True
 
-    def raise_epoch(self) -> None:
-        """Move to an empty namespace that no other engine can have.
+    def space(self, adapter: str = "") -> Space:
+        """The space of requests without (``""``) or with an adapter, which is named by the digest of its files."""
+        found = self._spaces.get(adapter)
+        if found is None:
+            mixed = hashlib.sha256(f"{self.namespace}:{adapter}".encode()).hexdigest()[:16]
+            found = self._spaces[adapter] = self._space(mixed)
+        return found
+
+    def owns(self, namespace: str) -> bool:
+        """Whether this is one of the namespaces in use now, as opposed to one of before a reset."""
+        return any(space.namespace == namespace for space in self._spaces.values())
+
+    def raise_epoch(self) -> str:
+        """Move to an empty namespace that no other engine can have; returns the old one if it was ours alone, else "".
 
         Why random: after an update of weights in place, only this engine knows what its KV was computed with. A counter would
         let an engine with other weights arrive at the same number.
         """
-        self.settle()
-        if self.inputs is None:
-            return
-        self._adopt(replace(self.inputs, epoch=f"reset-{secrets.token_hex(8)}"))
-        logger.info("kvpool: cache reset, namespace is now %s (of this engine alone until it restarts)", self.namespace)
+        old = self.namespace if self._epoch != "0" else ""
+        self._epoch = f"reset-{secrets.token_hex(8)}"
+        if self.inputs is not None:
+            self._adopt(replace(self.inputs, epoch=self._epoch))
+            logger.info("kvpool: cache reset, namespace is now %s (of this engine alone until it restarts)", self.namespace)
+        return old
 
-    def clear(self, store: Store, namespace: str) -> bool:
-        """Remove what an old namespace of this engine holds, where the store can; False when it should have and could not."""
-        if not namespace or not store.capabilities.listable:
-            return True
-        try:
+    def clear(self, store: Store, namespace: str) -> None:
+        """Make room: remove what an old namespace of this engine alone holds, where the store can."""
+        if namespace and store.capabilities.listable:
             store.clear(namespace_prefix(namespace))
-        except (OSError, ValueError, RuntimeError):
-            logger.exception("kvpool: clearing namespace %s failed; it is no longer used", namespace)
-            return False
-        return True
 
     def note(self, store: Store) -> None:
         """Leave our namespace's inputs in the pool, so that an engine that shares nothing can be told which field differs."""
-        if self.inputs is not None and not self.inputs.epoch.startswith(("reset-", "private-")):
+        if self.inputs is not None and self._epoch == "0":
             store.write_note(NOTES + self.namespace.encode(), self.inputs.to_json())
 
     def evidence(self, store: Store, told: str, block_size: int, unknown: int, min_hit_tokens: int) -> Evidence:
@@ -113,8 +137,12 @@ class Agreement:
     def _adopt(self, inputs: NamespaceInputs) -> None:
         self.inputs = inputs
         self.namespace = inputs.digest
-        shards: list[dict[str, None]] = [{} for _ in range(self._num_groups)]
+        self._spaces = {"": self._space(self.namespace)}
+
+    def _space(self, namespace: str) -> Space:
+        shards: list[dict[str, int]] = [{} for _ in range(self._num_groups)]
         for rank in sorted(self._ranks):
-            for group, shard, _ in self._ranks[rank].shards:
-                shards[group][shard] = None
-        self.prefixes = [[key_prefix(self.namespace, g, shard) for shard in names] for g, names in enumerate(shards)]
+            for group, shard, nbytes in self._ranks[rank].shards:
+                shards[group][shard] = nbytes
+        keyed = (tuple(ShardKeys(key_prefix(namespace, g, s), n) for s, n in names.items()) for g, names in enumerate(shards))
+        return Space(namespace, tuple(keyed))

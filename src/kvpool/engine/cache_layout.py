@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
+DRAFT_PREFIXES = ("draft_model.", "mtp.", "eagle.", "draft.")
+
+
 @dataclass(frozen=True)
 class WorkerLayout:
     """All that a worker knows of its KV memory. ``regions`` are (address, nbytes) of the distinct allocations."""
@@ -39,68 +42,92 @@ def describe_caches(
     """ValueError in one line where the caches cannot be pooled."""
     groups = pool_groups(kv_config)
     num_layers = vllm_config.model_config.get_total_num_hidden_layers()
-    heads = _heads(vllm_config)
+    heads, shard_note = _heads(vllm_config)
+    identity = model_identity(vllm_config, cache_namespace)
     layouts: list[BlockLayout] = []
     widths: set[int] = set()
     for index, (group, spec) in enumerate(zip(kv_config.kv_cache_groups, groups, strict=True)):
-        runs = [_page_run(name, caches[name], kv_config.num_blocks) for name in group.layer_names if name in caches]
+        runs = [_page_run(name, caches[name], kv_config.num_blocks, num_layers) for name in group.layer_names if name in caches]
         local_heads = heads.last - heads.first + 1
         widths |= {run.nbytes // (spec.block_size * local_heads) for run in runs}
         target = sorted((r for r in runs if r.layer < num_layers), key=lambda r: (r.layer, r.name))
         drafts = sorted((r for r in runs if r.layer >= num_layers), key=lambda r: (r.layer, r.name))
         for span in (target, drafts):
             if span:
-                layouts.append(_layout(index, span, heads))
+                layouts.append(_layout(index, span, heads, shard_note))
     tensors = list(caches.values())
     inputs = NamespaceInputs(
-        model=model_identity(vllm_config, cache_namespace),
+        model=identity.text,
         kv_dtype=f"{vllm_config.cache_config.cache_dtype}/{tensors[0].dtype}",
-        page_format=_page_format(vllm_config, caches),
+        page_format=_page_format(vllm_config, caches, kv_config.num_blocks),
         token_head_bytes=tuple(sorted(widths)),
         groups=tuple(map(str, groups)),
         num_layers=num_layers,
         hash_block_size=kv_config.hash_block_size or 0,
+        extra=_extra(vllm_config),
     )
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return WorkerLayout(tuple(layouts), inputs, tuple(storages.items()), tensors[0].device.type, _private_reason(vllm_config))
+    return WorkerLayout(tuple(layouts), inputs, tuple(storages.items()), tensors[0].device.type, identity.private)
 
 
-def _heads(vllm_config: VllmConfig) -> HeadSpan:
+def _heads(vllm_config: VllmConfig) -> tuple[HeadSpan, str]:
+    """The KV heads of this rank, and a note for the shard's name where only the rank tells which they are."""
     model, tp = vllm_config.model_config, get_tp_group()
     total = 1 if model.use_mla else model.get_total_num_kv_heads()
-    return head_span(total, tp.world_size, tp.rank_in_group)
+    if tp.world_size > 1 and not model.use_mla and _varied_heads(model.hf_text_config, total):
+        # Which ranks hold the same heads differs by layer: every rank counts as holding heads of its own.
+        return HeadSpan(tp.rank_in_group, tp.rank_in_group, 0, 1), f"t{tp.world_size}"
+    return head_span(total, tp.world_size, tp.rank_in_group), ""
 
 
-def _layout(group: int, span: list[PageRun], heads: HeadSpan) -> BlockLayout:
+def _varied_heads(hf_config: object, total: int) -> bool:
+    """Whether some layers have another number of KV heads than the model's general one (MiMo-V2's sliding layers, for one)."""
+    general = ("num_key_value_heads", "num_kv_heads")
+    names = [n for n in vars(hf_config) if n.endswith(general) and n not in general]
+    return any(getattr(hf_config, name) not in (None, total) for name in names)
+
+
+def _layout(group: int, span: list[PageRun], heads: HeadSpan, note: str) -> BlockLayout:
     layers = tuple(sorted({run.layer for run in span}))
-    shard = Shard(heads.first, heads.last, layers)
+    shard = Shard(heads.first, heads.last, layers, note=note)
     return BlockLayout(group, shard, tuple(span), heads.replica, heads.replicas)
 
 
-def _page_run(name: str, tensor: torch.Tensor, num_blocks: int) -> PageRun:
+def _page_run(name: str, tensor: torch.Tensor, num_blocks: int, num_layers: int) -> PageRun:
     try:
         stride, nbytes = page_geometry(tuple(tensor.shape), tensor.stride(), tensor.element_size(), num_blocks)
     except ValueError as error:
         raise ValueError(f"the KV cache of layer {name} cannot be pooled: {error}") from None
-    return PageRun(extract_layer_index(name), name, tensor.data_ptr(), stride, nbytes)
+    layer = extract_layer_index(name)
+    if layer < num_layers and name.startswith(DRAFT_PREFIXES):
+        layer += num_layers  # a drafter that counts its layers from 0
+    return PageRun(layer, name, tensor.data_ptr(), stride, nbytes)
 
 
-def _page_format(vllm_config: VllmConfig, caches: Mapping[str, torch.Tensor]) -> str:
-    """Attention backend, instruction set where the packing depends on it, and the axis order inside a page."""
+def _extra(vllm_config: VllmConfig) -> dict[str, str]:
+    """What else shapes the bytes in some models."""
+    extra: dict[str, str] = {}
+    model = vllm_config.model_config
+    scaling = getattr(model.hf_text_config, "rope_parameters", None) or getattr(model.hf_text_config, "rope_scaling", None)
+    if "longrope" in str(scaling):
+        original = getattr(model.hf_text_config, "original_max_position_embeddings", None) or 0
+        extra["long_rope"] = str(model.max_model_len > int(original))
+    if skipped := getattr(vllm_config.cache_config, "kv_cache_dtype_skip_layers", None):
+        extra["kv_cache_dtype_skip_layers"] = str(sorted(map(str, skipped)))
+    return extra
+
+
+def _page_format(vllm_config: VllmConfig, caches: Mapping[str, torch.Tensor], num_blocks: int) -> str:
+    """Per kind of tensor: attention backend, instruction set (CPU), axis order in a page, element type, kernel blocks a page."""
     layers = vllm_config.compilation_config.static_forward_context
     parts = set()
     for name, tensor in caches.items():
         layer = layers.get(name)
         backend = layer.get_attn_backend().get_name() if layer is not None and hasattr(layer, "get_attn_backend") else "?"
-        order = sorted(range(1, tensor.dim()), key=lambda axis: -tensor.stride(axis))
-        parts.add(f"{backend}/{getattr(layer, 'isa', '')}/{''.join(map(str, order))}")
+        strides = tensor.stride()
+        order = "".join(map(str, sorted(range(1, tensor.dim()), key=lambda axis: -strides[axis])))
+        parts.add(f"{backend}/{getattr(layer, 'isa', '')}/{order}/{tensor.dtype}/{tensor.shape[0] // num_blocks}")
     return ",".join(sorted(parts))
-
-
-def _private_reason(vllm_config: VllmConfig) -> str:
-    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        return "FP8 scales are computed at run time"
-    return ""
 
 
 def rank_name() -> int:

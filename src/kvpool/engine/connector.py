@@ -115,10 +115,8 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Only for wrappers that do not know ``get_transfer_results``."""
-        done, failed = self.worker_side.take_finished_loads()
-        assert not failed, "failed loads are reported through get_transfer_results"
-        return None, done or None
+        """vLLM asks ``get_transfer_results`` instead, which tells failed loads too."""
+        raise NotImplementedError("kvpool reports transfers through get_transfer_results")
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.worker_side.take_bad_blocks()

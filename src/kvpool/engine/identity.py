@@ -5,35 +5,49 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvpool.engine.fingerprint import weights_digest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-SAMPLES = 16
-SAMPLE_BYTES = 64 * 1024
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 # Fields that say where a model came from or what wrote the file, not what it computes.
 IGNORED = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
 
 
-def model_identity(config: VllmConfig, cache_namespace: str | None) -> str:
+class Identity(NamedTuple):
+    """``private`` tells why the model cannot be told from others, so that its KV must not be shared; empty when it can."""
+
+    text: str
+    private: str = ""
+
+
+def model_identity(config: VllmConfig, cache_namespace: str | None) -> Identity:
     """``name:<cache_namespace>`` where the operator gave one, else a digest of configuration (after overrides) and weights."""
     if cache_namespace:
-        return f"name:{cache_namespace}"
-    model = config.model_config
-    digest = hashlib.sha256()
-    digest.update(json.dumps(_clean(model.hf_config.to_dict()), sort_keys=True, default=str).encode())
-    digest.update(f"{model.dtype}|{model.quantization}|{config.load_config.load_format}".encode())
-    if str(config.load_config.load_format).endswith("dummy"):
-        digest.update(f"|dummy:{model.seed}".encode())
+        return Identity(f"name:{cache_namespace}")
+    model, load = config.model_config, config.load_config
+    settings = json.dumps(_clean(model.hf_config.to_dict()), sort_keys=True, default=str)
+    parts = [settings, str(model.dtype), str(model.quantization), str(load.load_format)]
+    private = ""
+    if str(load.load_format).endswith("dummy"):
+        parts.append(f"seed {model.seed}")
     else:
-        folder = _local_folder(model.model, model.revision)
-        if folder is None:
-            digest.update(f"|{model.model}@{model.revision}".encode())
-        else:
-            _add_weights(digest, folder)
-    return f"sha256:{digest.hexdigest()[:32]}"
+        weights = _weights(config)
+        parts.append(weights or "unknown")
+        if weights is None:
+            private = f"no weight files of {model.model} were found on this host to tell it by; set cache_namespace to share"
+    return Identity(f"sha256:{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}", private)
+
+
+def _weights(config: VllmConfig) -> str | None:
+    model = config.model_config
+    for name in (getattr(model, "model_weights", ""), model.model):
+        folder = _local_folder(str(name), model.revision, config.load_config.download_dir) if name else None
+        if folder is not None and (digest := weights_digest(folder)) is not None:
+            return digest
+    return None
 
 
 def _clean(value: Any) -> Any:  # noqa: ANN401
@@ -44,28 +58,13 @@ def _clean(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _local_folder(model: str, revision: str | None) -> Path | None:
+def _local_folder(model: str, revision: str | None, cache: str | None) -> Path | None:
     path = Path(model)
     if path.exists():
         return path
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except Exception:  # noqa: BLE001 - not in the local cache: the caller falls back on name and revision
+        return Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
+    except Exception:  # noqa: BLE001 - not in the local cache: the caller treats the model as unknown
         return None
-
-
-def _add_weights(digest: Any, folder: Path) -> None:  # noqa: ANN401
-    """Size, head (for safetensors: the whole header) and evenly spread samples of each weight file, by name."""
-    files = [folder] if folder.is_file() else sorted(f for f in folder.iterdir() if f.suffix in WEIGHT_SUFFIXES)
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"|{file.name if folder.is_dir() else file.suffix}:{size}:".encode())
-        with file.open("rb") as weights:
-            head = weights.read(8)
-            header = int.from_bytes(head, "little") if file.suffix == ".safetensors" else SAMPLE_BYTES
-            digest.update(head + weights.read(min(header, 64 << 20)))
-            for i in range(SAMPLES):
-                weights.seek(max(0, size - SAMPLE_BYTES) * i // max(1, SAMPLES - 1))
-                digest.update(weights.read(SAMPLE_BYTES))

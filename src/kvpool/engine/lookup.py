@@ -10,6 +10,7 @@ from typing import TypeVar
 from kvpool.core.hits import GroupKind, GroupSpec, Presence, find_prefix, needed_blocks
 from kvpool.core.keys import block_keys, group_hashes
 from kvpool.core.recent import RecentSet
+from kvpool.engine.agreement import Space
 from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.stores.base import UNKNOWN, Answer, Hit, Lease, Store
 
@@ -36,32 +37,58 @@ class Lookup:
     computed: int
     limit: int
     ticket: Ticket[Found]
-    started: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.monotonic)
 
     def age(self) -> float:
-        return time.monotonic() - self.started
+        """Seconds since it was asked for."""
+        return time.monotonic() - self.asked
+
+    def running(self) -> float:
+        """Seconds that the store has had; 0 while it waits for its turn."""
+        return time.monotonic() - self.ticket.started if self.ticket.started is not None else 0.0
 
 
 class LookupService:
-    """Asks a store through a few threads of its own. ``prefixes[g]`` are the key prefixes of group g, one per shard."""
+    """Asks a store through a few threads of its own. ``give_back`` tokens at the end of every hit are to be computed again."""
 
-    def __init__(self, store: Store, groups: Sequence[GroupSpec], lease_s: float, negatives: RecentSet, threads: int = 2) -> None:
+    def __init__(
+        self,
+        store: Store,
+        groups: Sequence[GroupSpec],
+        lease_s: float,
+        negatives: RecentSet,
+        give_back: int = 0,
+        threads: int = 2,
+    ) -> None:
         self._store = store
         self._groups = groups
         self._lease_s = lease_s
         self._negatives = negatives
+        self._give_back = give_back
         self._threads = WorkerThreads("lookup", threads)
 
-    def start(self, prefixes: Sequence[Sequence[bytes]], hashes: list[bytes], computed: int, limit: int) -> Lookup:
-        return Lookup(computed, limit, self._threads.submit(lambda: self._find(prefixes, hashes, computed, limit)))
+    def start(self, space: Space, hashes: list[bytes], computed: int, limit: int) -> Lookup:
+        return Lookup(computed, limit, self._threads.submit(lambda: self._find(space, hashes, computed, limit)))
 
     def abandon(self, lookup: Lookup) -> None:
         """Give up a lookup, finished or not: the lease it took or will take is released."""
+        lookup.ticket.cancel()
         lookup.ticket.then(lambda ticket: self.release(ticket.value.lease) if ticket.value is not None else None)
 
     def release(self, lease: Lease | None) -> None:
+        """Off the engine's thread: a store may be slow here, or fail."""
         if lease is not None:
+            self._threads.submit(lambda: self._store.release(lease))
+
+    def renew(self, lease: Lease) -> Ticket[Lease]:
+        """Lease the same objects anew; the old lease is released once the new one stands."""
+
+        def task() -> Lease:
+            fresh = self._store.lease(lease.keys, self._lease_s)
             self._store.release(lease)
+            return fresh
+
+        return self._threads.submit(task)
 
     def run(self, task: Callable[[], T]) -> Ticket[T]:
         """Run something that asks the store off the engine's thread."""
@@ -70,11 +97,13 @@ class LookupService:
     def close(self, timeout_s: float) -> None:
         self._threads.close(timeout_s)
 
-    def _find(self, prefixes: Sequence[Sequence[bytes]], hashes: list[bytes], computed: int, limit: int) -> Found:
+    def _find(self, space: Space, hashes: list[bytes], computed: int, limit: int) -> Found:
         started = time.monotonic()
-        search = _Search(self._store, self._groups, prefixes, hashes, self._negatives)
+        search = _Search(self._store, self._groups, space, hashes, self._negatives)
         for _ in range(LEASE_ROUNDS):
             prefix = find_prefix(self._groups, computed, limit, search.probe)
+            if self._give_back and prefix.tokens > computed:
+                prefix = find_prefix(self._groups, computed, prefix.tokens - self._give_back, search.probe)
             if prefix.tokens <= computed:
                 return Found(computed, "unknown" if prefix.unknown else search.reason, seconds=time.monotonic() - started)
             keys = search.keys_of(computed, prefix.tokens)
@@ -96,13 +125,13 @@ class _Search:
         self,
         store: Store,
         groups: Sequence[GroupSpec],
-        prefixes: Sequence[Sequence[bytes]],
+        space: Space,
         hashes: list[bytes],
         negatives: RecentSet,
     ) -> None:
         self._store = store
         self._groups = groups
-        self._prefixes = prefixes
+        self._shards = space.shards
         self._hashes = hashes
         self._negatives = negatives
         self.lost: set[bytes] = set()
@@ -124,21 +153,22 @@ class _Search:
         for index, group in enumerate(self._groups):
             blocks = needed_blocks(group, computed, tokens)
             hashes = group_hashes(self._hashes, group.units, blocks.start, blocks.stop)
-            for prefix in self._prefixes[index]:
-                keys += block_keys(prefix, hashes)
+            for shard in self._shards[index]:
+                keys += block_keys(shard.prefix, hashes)
         return keys
 
     def _ask(self, group: int, hashes: list[bytes]) -> list[Presence]:
         states = [Presence.MISS if (group, h) in self._negatives else Presence.HIT for h in hashes]
         if Presence.MISS in states:
             self.reason = "load_failed"
-        for prefix in self._prefixes[group]:
+        for shard in self._shards[group]:
             asked = [i for i, state in enumerate(states) if state is Presence.HIT]
             if not asked:
                 break
-            keys = block_keys(prefix, [hashes[i] for i in asked])
+            keys = block_keys(shard.prefix, [hashes[i] for i in asked])
             for i, key, answer in zip(asked, keys, _exists(self._store, keys), strict=True):
-                if not isinstance(answer, Hit) or key in self.lost:
+                # An object of another length is none that this engine can use, whoever wrote it.
+                if not isinstance(answer, Hit) or answer.nbytes != shard.nbytes or key in self.lost:
                     states[i] = Presence.UNKNOWN if answer is UNKNOWN else Presence.MISS
         return states
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.core.breaker import Breaker
 from kvpool.core.hits import GroupSpec, alignment
+from kvpool.engine.agreement import Space
 from kvpool.engine.lookup import Found, LookupService
 from kvpool.engine.requests import RequestState
 from kvpool.engine.stats import PoolStats
@@ -25,7 +26,6 @@ class MatchLimits:
     timeout_s: float
     lease_s: float
     min_hit_tokens: int
-    give_back: int = 0  # tokens at the end of every hit that are computed again (a drafter needs their hidden states)
 
 
 class Matcher:
@@ -46,17 +46,17 @@ class Matcher:
         """The waits of one scheduling step share one budget, however many requests wait."""
         self._budget = self._limits.wait_s
 
-    def match(self, state: RequestState, computed: int, prefixes: Sequence[Sequence[bytes]]) -> int | None:
+    def match(self, state: RequestState, computed: int, space: Space) -> int | None:
         """Tokens that the pool can supply beyond ``computed``; None means ask again. May be called any number of times."""
         request = state.request
         limit = self._limit(request)
         if limit <= computed or request.skip_reading_prefix_cache or state.loads_failed:
             self.forget(state)
             return 0
-        found = self._answer(state, computed, limit, prefixes)
+        found = self._answer(state, computed, limit, space)
         if found is None:
             return None
-        tokens = found.tokens - self._limits.give_back - computed
+        tokens = found.tokens - computed
         if 0 < tokens < self._limits.min_hit_tokens:
             self._count(state, computed, limit, 0, "below_min_hit")
             return 0
@@ -74,7 +74,7 @@ class Matcher:
         hashed = len(request.block_hashes) * self._groups[0].block_size // self._groups[0].units
         return min(request.num_tokens - 1, hashed) // self._step * self._step
 
-    def _answer(self, state: RequestState, computed: int, limit: int, prefixes: Sequence[Sequence[bytes]]) -> Found | None:
+    def _answer(self, state: RequestState, computed: int, limit: int, space: Space) -> Found | None:
         lookup = state.lookup
         if lookup is not None and (lookup.limit != limit or lookup.computed > computed or self._stale(state)):
             self.forget(state)
@@ -83,7 +83,7 @@ class Matcher:
             if not self._breaker.allow():
                 return Found(computed, "breaker_open")
             state.counted = False
-            lookup = state.lookup = self._service.start(prefixes, list(state.request.block_hashes), computed, limit)
+            lookup = state.lookup = self._service.start(space, list(state.request.block_hashes), computed, limit)
         if state.found is not None:
             return state.found
         started = time.monotonic()
@@ -92,7 +92,9 @@ class Matcher:
         if not done and lookup.age() < self._limits.timeout_s:
             return None
         if not done or lookup.ticket.value is None:
-            self._breaker.failure()
+            # Waiting for a turn behind other lookups says nothing about the store.
+            if done or lookup.running() >= self._limits.timeout_s / 2:
+                self._breaker.failure()
             self.forget(state)
             # One failed lookup per request: it goes on without the pool instead of asking again.
             state.loads_failed += 1

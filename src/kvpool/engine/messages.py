@@ -37,6 +37,7 @@ class PoolMetadata(KVConnectorMetadata):
     """From scheduler to workers, every step."""
 
     namespace: str = ""  # empty until every rank's handshake has come
+    echo: int = 0  # the number of a step with synchronous loads: to be reported when it has run
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
 
@@ -48,6 +49,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     jobs: dict[int, JobReport] = field(default_factory=dict)
     handshakes: list[RankInfo] = field(default_factory=list)
     store_down: bool = False
+    echoes: dict[int, int] = field(default_factory=dict)  # step -> ranks that have run it
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, WorkerReport)
@@ -55,4 +57,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
             self.jobs.setdefault(job_id, JobReport()).merge(report)
         self.handshakes += other.handshakes
         self.store_down |= other.store_down
+        for step, ranks in other.echoes.items():
+            self.echoes[step] = self.echoes.get(step, 0) + ranks
         return self

@@ -22,6 +22,8 @@ class RequestState:
     load_job: int | None = None
     loads_failed: int = 0
     offered: list[int] = field(default_factory=list)
+    adapter: str | None = ""  # digest of its adapter's files; None: its KV is not pooled
+    look_again_at: float = 0.0
     seen_unsaved: int = 0  # how far it has looked through the blocks that were offered in vain
     # KV of before a cache reset: it may be used by this request, never stored
     stale: bool = False

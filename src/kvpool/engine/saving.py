@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.core.hits import GroupSpec
-from kvpool.core.jobs import BlockName, JobPart, split_part
+from kvpool.core.jobs import BlockName, JobPart, block_names, split_part
 from kvpool.core.keys import group_hashes
 from kvpool.engine.requests import RequestState
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 UNSAVED_LIMIT = 65536
+RETRY_S = 1.0  # how often a request looks through its old blocks for some that were offered in vain
 
 
 class Offer(NamedTuple):
@@ -35,7 +37,7 @@ class SaveOffers:
         before = len(self._unsaved)
         for name in names:
             self._unsaved[name] = None
-        self._version += len(self._unsaved) > before
+        self._version += len(self._unsaved) > before  # nothing new: no reason to look again
         while len(self._unsaved) > UNSAVED_LIMIT:
             del self._unsaved[next(iter(self._unsaved))]
 
@@ -54,7 +56,8 @@ class SaveOffers:
         return end if self._save_decode else min(end, state.request.num_prompt_tokens)
 
     def _again(self, state: RequestState) -> bool:
-        return bool(self._unsaved) and state.seen_unsaved != self._version
+        news = bool(self._unsaved) and state.seen_unsaved != self._version
+        return news and time.monotonic() >= state.look_again_at
 
     def offer(self, state: RequestState, start: int, end: int, tables: Sequence[Sequence[int]], room: int) -> Offer:
         """Parts to save now that the step fills tokens ``start`` to ``end``; at most ``room`` blocks, what is over is unsaved.
@@ -63,8 +66,7 @@ class SaveOffers:
         """
         if not self.due(state, start, end):
             return Offer([], 0)
-        end, again = self._end(state, end), self._again(state)
-        state.seen_unsaved = self._version
+        end, again = self._end(state, end), room > 0 and self._again(state)
         parts: list[JobPart] = []
         dropped = 0
         for index, group in enumerate(self._groups):
@@ -73,8 +75,13 @@ class SaveOffers:
             self.note_unsaved((index, h) for h in rest.hashes)
             room -= len(kept)
             dropped += len(rest)
+            for name in block_names([kept]):
+                self._unsaved.pop(name, None)
             if len(kept):
                 parts.append(kept)
+        if again:
+            state.seen_unsaved = self._version if not dropped else -1
+            state.look_again_at = time.monotonic() + RETRY_S
         return Offer(parts, dropped)
 
     def _part(self, state: RequestState, index: int, group: GroupSpec, end: int, table: Sequence[int], again: bool) -> JobPart:
@@ -86,7 +93,5 @@ class SaveOffers:
             blocks = [i for i, h in enumerate(earlier) if (index, h) in self._unsaved] + blocks
         blocks = [i for i in blocks if i < len(table) and table[i] != 0]
         names: list[bytes] = [hashes[i * group.units + group.units - 1] for i in blocks]
-        for h in names:
-            self._unsaved.pop((index, h), None)
         state.offered[index] = max(first, last)
         return JobPart(index, blocks, names, [table[i] for i in blocks])

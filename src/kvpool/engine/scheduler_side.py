@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -13,12 +10,13 @@ from vllm.logger import init_logger
 from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.diagnosis import likely_cause
 from kvpool.core.hits import needed_blocks
-from kvpool.core.jobs import BlockName, Job, JobPart, JobReport, LoadJob, SaveJob, block_names
+from kvpool.core.jobs import Job, JobPart, JobReport, LoadJob, SaveJob, block_names
 from kvpool.core.keys import group_hashes
 from kvpool.core.recent import RecentSet
-from kvpool.engine.agreement import Agreement
-from kvpool.engine.exposed import ExposedTables
+from kvpool.engine.adapters import AdapterDigests
+from kvpool.engine.agreement import Agreement, Space
 from kvpool.engine.held import HeldSaves
+from kvpool.engine.job_table import JobTable
 from kvpool.engine.lookup import LookupService
 from kvpool.engine.matching import Matcher, MatchLimits
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
@@ -28,7 +26,7 @@ from kvpool.engine.saving import SaveOffers
 from kvpool.engine.setup import EngineSetup
 from kvpool.engine.stats import PoolStats
 from kvpool.engine.watch import Watch
-from kvpool.stores.base import Lease, Store
+from kvpool.stores.base import Store
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -37,18 +35,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvpool")
-
-RESET_SECONDS = 10.0
-
-
-@dataclass
-class OpenJob:
-    """A job that some rank has not ended yet."""
-
-    job: Job
-    report: JobReport
-    lease: Lease | None
-    started: float
 
 
 class SchedulerSide:
@@ -62,23 +48,19 @@ class SchedulerSide:
         self.stats = PoolStats()
         self.breaker = Breaker(options.breaker_failures, options.breaker_cooldown_ms / 1000)
         self.negatives = RecentSet(options.negative_cache_entries, options.negative_cache_ms / 1000)
-        lease_s = options.lease_ms / 1000
-        self._service = LookupService(store, setup.groups, lease_s, self.negatives)
-        limits = MatchLimits(
-            options.lookup_wait_ms / 1000, options.lookup_timeout_ms / 1000, lease_s, options.min_hit_tokens, setup.give_back
-        )
+        self._lease_s = options.lease_ms / 1000
+        self._service = LookupService(store, setup.groups, self._lease_s, self.negatives, setup.give_back)
+        waits = (options.lookup_wait_ms / 1000, options.lookup_timeout_ms / 1000)
+        limits = MatchLimits(*waits, self._lease_s, options.min_hit_tokens)
         self._matcher = Matcher(self._service, setup.groups, limits, self.breaker, self.stats)
         self._offers = SaveOffers(setup.groups, setup.save_decode)
+        self._adapters = AdapterDigests()
         self._requests: dict[str, RequestState] = {}
-        self._jobs: dict[int, OpenJob] = {}
-        self._ids = itertools.count(1)
         self._new_loads: list[LoadJob] = []
-        self._held = HeldSaves()
-        self._exposed = ExposedTables()
+        self._held = HeldSaves(setup.world_size)
         self._workers_down = False
+        # After a reset that could not drop the engine's own cache: a request that hits there has KV of before the reset.
         self._local_stale = False
-        self._manager: KVCacheManager | None = None
-        self._pins: BlockPins | None = None
         self._watch = Watch(options.zero_hit_alarm_lookups, self._explain, self._service.run)
 
     # ---- set-up -------------------------------------------------------------------------------------------------------------
@@ -87,6 +69,10 @@ class SchedulerSide:
         self._manager = manager
         limit = max(1, self._setup.num_blocks * self._setup.options.max_pinned_save_percent // 100)
         self._pins = BlockPins(manager.block_pool, limit)
+        self._jobs = JobTable(self._service, self._pins, self._setup.world_size, self._lease_s)
+        # vLLM refuses to reset its prefix cache while any block is in use; our pins only keep blocks from being handed out.
+        reset = manager.reset_prefix_cache
+        manager.reset_prefix_cache = lambda: self._pins.lifted(reset)  # type: ignore[method-assign]
 
     def meet(self, rank: RankInfo) -> None:
         """A worker's handshake. RuntimeError naming the field where ranks disagree."""
@@ -105,34 +91,49 @@ class SchedulerSide:
         size = max(group.block_size for group in self._setup.groups)
         return likely_cause(self._agreement.evidence(self._store, text, size, unknown, options.min_hit_tokens))
 
+    def _state(self, request: Request) -> RequestState:
+        state = self._requests.get(request.request_id)
+        if state is None or state.request is not request:
+            adapter = self._adapters.digest(request.lora_request)
+            state = self._requests[request.request_id] = RequestState(request, adapter=adapter)
+        return state
+
+    def _space(self, state: RequestState) -> Space | None:
+        if state.adapter is None or not self._agreement.ready:
+            return None
+        return self._agreement.space(state.adapter)
+
     # ---- loads --------------------------------------------------------------------------------------------------------------
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
-        if not self._setup.loads or not self._agreement.ready or self._workers_down:
-            return 0, False
         state = self._state(request)
         state.computed = computed
-        tokens = self._matcher.match(state, computed, self._agreement.prefixes)
+        space = self._space(state)
+        if not self._setup.loads or self._workers_down or space is None:
+            return 0, False
+        tokens = self._matcher.match(state, computed, space)
         return tokens, bool(tokens) and self._load_async
 
     @property
     def _load_async(self) -> bool:
-        # A call that cannot be abandoned must not hold up a step, and vLLM cannot drop a synchronous load of several groups.
+        # A call that cannot be abandoned must not hold up a step.
         return self._setup.load_async or not self._store.capabilities.abandonable
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
         state = self._state(request)
-        if tokens <= 0:
+        if self._local_stale and state.computed > 0:
+            state.stale = True
+        space = self._space(state)
+        if tokens <= 0 or space is None:
             if state.load_job is None:
                 self._matcher.forget(state)
             return
-        computed = state.computed
-        parts = self._load_parts(state, blocks.get_block_ids(), computed, computed + tokens)
+        parts = self._load_parts(state, blocks.get_block_ids(), state.computed, state.computed + tokens)
         timeout = self._setup.options.load_timeout_ms / 1000
-        job = LoadJob(next(self._ids), request.request_id, parts, timeout, self._agreement.namespace, self._load_async)
+        job = LoadJob(self._jobs.next_id(), request.request_id, parts, timeout, space.namespace, self._load_async)
         lease = state.found.lease if state.found is not None else None
         state.lookup, state.found, state.load_job = None, None, job.job_id
-        self._open(job, lease, saving=False)
+        self._jobs.open(job, lease)
         self._new_loads.append(job)
 
     def _load_parts(self, state: RequestState, tables: Sequence[Sequence[int]], computed: int, end: int) -> list[JobPart]:
@@ -150,9 +151,11 @@ class SchedulerSide:
 
     def plan_step(self, output: SchedulerOutput) -> PoolMetadata:
         self._matcher.new_step()
+        self._jobs.renew_leases()
         meta = PoolMetadata(namespace=self._agreement.namespace, loads=self._new_loads)
         self._new_loads = []
-        self._note_exposed(output)
+        if output.has_sync_kv_loads:
+            meta.echo = self._held.open_step()
         if self._setup.saves and self._agreement.ready:
             computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
             cached = output.scheduled_cached_reqs
@@ -160,54 +163,27 @@ class SchedulerSide:
             for request_id, scheduled in output.num_scheduled_tokens.items():
                 job = self._save_job(output, request_id, computed[request_id], scheduled)
                 if job is not None:
-                    self._held.hold(job, self._open_sync_loads())
+                    self._held.hold(job)
         meta.saves = self._held.take_ready()
         return meta
 
-    def _open_sync_loads(self) -> set[int]:
-        return {i for i, opened in self._jobs.items() if isinstance(opened.job, LoadJob) and not opened.job.is_async}
-
-    def _note_exposed(self, output: SchedulerOutput) -> None:
-        loads, blocks = self._open_sync_loads(), output.kv_connector_block_state
-        if loads and blocks is not None:
-            tables = [blocks.get_block_ids(request_id) or () for request_id in output.num_scheduled_tokens]
-            self._exposed.note(loads, [table for groups in tables for table in groups])
-
     def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
-        state = self._requests.get(request_id)
-        if state is None or state.stale or (self._local_stale and self._is_stale(state, start)):
+        state, blocks = self._requests.get(request_id), output.kv_connector_block_state
+        if state is None or state.stale or blocks is None or not self._offers.due(state, start, start + scheduled):
             return None
-        blocks = output.kv_connector_block_state
-        if blocks is None or not self._offers.due(state, start, start + scheduled):
+        space, tables = self._space(state), blocks.get_block_ids(request_id)
+        if space is None or tables is None:
             return None
-        tables = blocks.get_block_ids(request_id)
-        if tables is None:
-            return None
-        room = 0 if self._workers_down else self._pins_or_fail.room()
+        room = 0 if self._workers_down else self._pins.room()
         parts, dropped = self._offers.offer(state, start, start + scheduled, tables, room)
         if dropped:
             self.stats.add("dropped_blocks", dropped)
         if not parts:
             return None
         timeout = self._setup.options.save_timeout_ms / 1000
-        job = SaveJob(next(self._ids), request_id, parts, timeout, self._agreement.namespace)
-        self._open(job, None, saving=True)
+        job = SaveJob(self._jobs.next_id(), request_id, parts, timeout, space.namespace)
+        self._jobs.open(job, None)
         return job
-
-    def _is_stale(self, state: RequestState, start: int) -> bool:
-        """After a reset that left device blocks cached: a request that builds on them holds KV of before the reset."""
-        if not state.offered and start > 0:
-            state.stale = True
-        return state.stale
-
-    @property
-    def _pins_or_fail(self) -> BlockPins:
-        assert self._pins is not None, "bind_kv_cache_manager has not been called"
-        return self._pins
-
-    def _open(self, job: Job, lease: Lease | None, saving: bool) -> None:
-        self._pins_or_fail.pin(job.job_id, job.block_ids, saving)
-        self._jobs[job.job_id] = OpenJob(job, JobReport(), lease, time.monotonic())
 
     # ---- reports ------------------------------------------------------------------------------------------------------------
 
@@ -219,63 +195,42 @@ class SchedulerSide:
             self._workers_down = report.store_down
             for rank in report.handshakes:
                 self.meet(rank)
+            self._cancel(self._held.step_ended(report.echoes, bad=bool(output.invalid_block_ids)))
             for job_id, ended in report.jobs.items():
                 self._merge(job_id, ended)
-        for request_id in output.failed_recving or ():
-            state = self._requests.get(request_id)
-            if state is not None:
-                state.loads_failed += 1
         for request_id in output.finished_recving or ():
             state = self._requests.get(request_id)
-            if state is not None:
+            if state is not None and state.load_job is not None:
                 state.load_job = None
+                state.loads_failed += request_id in (output.failed_recving or ())
 
     def _merge(self, job_id: int, ended: JobReport) -> None:
-        opened = self._jobs.get(job_id)
-        if opened is None:
+        merged = self._jobs.merge(job_id, ended)
+        if merged is None:
             return
-        opened.report.merge(ended)
+        job, whole = merged
+        state = self._requests.get(job.request_id)
         if ended.failed:
             self.negatives.add(ended.failed)
-            # The pool lacks these blocks: store them again once they have been recomputed.
+            # The pool lacks these blocks: store them again once they have been computed.
             self._offers.note_unsaved(ended.failed)
-            self._withdraw(opened.job)
-            self._cancel(self._held.load_failed(job_id))
-            self._drop_spoiled(opened.job, set(ended.failed))
-            state = self._requests.get(opened.job.request_id)
+            self._withdraw(job)
             if state is not None and state.load_job == job_id:
                 state.loads_failed += 1
-        if opened.report.ranks >= self._setup.world_size:
-            self._close(opened)
-
-    def _close(self, opened: OpenJob) -> None:
-        job = opened.job
-        del self._jobs[job.job_id]
-        self._pins_or_fail.unpin(job.job_id)
-        self._service.release(opened.lease)
-        state = self._requests.get(job.request_id)
-        if isinstance(job, LoadJob):
-            self._held.load_ended(job.job_id)
-            self._exposed.forget(job.job_id)
-            if state is not None and state.load_job == job.job_id and not job.is_async:
-                state.load_job = None
-            if not opened.report.failed:
-                self.negatives.discard(block_names(job.parts))
-        elif job.namespace == self._agreement.namespace:
-            self._offers.note_unsaved(opened.report.unsaved)
-
-    def _drop_spoiled(self, job: Job, failed: set[BlockName]) -> None:
-        """Blocks that a synchronous load has left wrong leave vLLM's prefix cache, with all that was computed on top of them."""
-        if not isinstance(job, LoadJob) or job.is_async or self._manager is None:
+        if whole is None:
             return
-        bad = {b for part in job.parts for h, b in zip(part.hashes, part.block_ids, strict=True) if (part.group, h) in failed}
-        self._manager.evict_blocks(self._exposed.spoiled(job.job_id, bad))
+        if isinstance(job, LoadJob):
+            if state is not None and state.load_job == job_id and not job.is_async:
+                state.load_job = None
+            if not whole.failed:
+                self.negatives.discard(block_names(job.parts))
+        elif self._agreement.owns(job.namespace):
+            self._offers.note_unsaved(whole.unsaved)
 
     def _cancel(self, saves: list[SaveJob]) -> None:
         """These blocks were computed on top of KV that has turned out bad, on whichever rank."""
         for job in saves:
-            del self._jobs[job.job_id]
-            self._pins_or_fail.unpin(job.job_id)
+            self._jobs.cancel(job.job_id)
             self._withdraw(job)
             self._offers.note_unsaved(block_names(job.parts))
 
@@ -296,32 +251,37 @@ class SchedulerSide:
             self._matcher.forget(state)
 
     def reset(self) -> bool:
-        """Start an empty namespace of our own. Requests that live now keep their KV and never store it."""
-        stale = self._agreement.namespace
-        self._agreement.raise_epoch()
+        """Start an empty namespace of our own; nothing of before can be read any more when this returns.
+
+        Requests that live now keep their KV and never store it. Where vLLM could not drop its own cache (requests were running),
+        what builds on that cache is not stored either, until a reset that could.
+        """
+        old = self._agreement.raise_epoch()
         for state in self._requests.values():
             self._matcher.forget(state)
             # A request still waiting has computed nothing, unless it is being loaded right now.
             state.stale = bool(state.offered) or state.load_job is not None
         self.negatives.clear()
         self._offers.forget_unsaved()
-        assert self._manager is not None
-        self._local_stale = bool(self._manager.block_pool.cached_block_hashes_by_block)
-        # The epoch has been raised: nothing old can be read any more, however long it takes to make room.
-        cleared = self._service.run(lambda: self._agreement.clear(self._store, stale))
-        return cleared.wait(RESET_SECONDS) and bool(cleared.value)
+        cached = len(self._manager.block_pool.cached_block_hash_to_block)
+        self._local_stale = cached > 0 or any(state.stale for state in self._requests.values())
+        if self._local_stale:
+            logger.warning(
+                "kvpool: reset while requests were running or %d blocks stayed in vLLM's own cache: KV that builds on these is not "
+                "stored until a reset when the engine is idle",
+                cached,
+            )
+        self._service.run(lambda: self._agreement.clear(self._store, old))
+        return True
 
     def busy(self) -> bool:
-        """Whether a job is open that can still end in time: the engine keeps stepping to hear of it."""
-        now = time.monotonic()
-        return any(now - opened.started < opened.job.deadline_s for opened in self._jobs.values())
+        """Whether the engine should keep stepping to hear of open jobs."""
+        return self._jobs.busy()
 
     def will_free_blocks(self) -> bool:
-        """Whether waiting frees blocks soon: a healthy store with young save jobs."""
-        if self._workers_down or self.breaker.state is not BreakerState.CLOSED:
-            return False
-        now = time.monotonic()
-        return any(isinstance(o.job, SaveJob) and now - o.started < 1.0 for o in self._jobs.values())
+        """Whether waiting frees blocks soon, so that vLLM need not preempt."""
+        healthy = not self._workers_down and self.breaker.state is BreakerState.CLOSED
+        return healthy and self._jobs.free_blocks_soon()
 
     def take_stats(self) -> PoolStats | None:
         if self.stats.is_empty():
@@ -329,32 +289,23 @@ class SchedulerSide:
         taken = PoolStats(data=self.stats.data)
         self.stats.reset()
         self._watch.add(taken.data)
-        taken.gauge("pinned_blocks", self._pins.total if self._pins is not None else 0)
+        taken.gauge("pinned_blocks", self._pins.total)
         taken.gauge("breaker_state", int(self.breaker.state))
         return taken
 
     def open_counts(self) -> dict[str, int]:
         """Sizes of all tables: every one is 0 when the engine is idle, but for the bounded memories."""
-        pinned = self._pins.total if self._pins is not None else 0
         return {
             "requests": len(self._requests),
             "jobs": len(self._jobs),
             "held": len(self._held),
-            "exposed": len(self._exposed),
-            "pinned": pinned,
+            "pinned": self._pins.total,
             "new_loads": len(self._new_loads),
         }
 
     def shutdown(self) -> None:
-        for opened in self._jobs.values():
-            self._service.release(opened.lease)
+        self._jobs.release_leases()
         for state in self._requests.values():
             self._matcher.forget(state)
         self._service.close(2.0)
         self._store.close()
-
-    def _state(self, request: Request) -> RequestState:
-        state = self._requests.get(request.request_id)
-        if state is None or state.request is not request:
-            state = self._requests[request.request_id] = RequestState(request)
-        return state

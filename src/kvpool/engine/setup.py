@@ -64,6 +64,9 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
     )
     if log:
         _log_start(loaded.warnings, transfer.kv_load_failure_policy)
+        reason = _async_reason(vllm_config, len(kv_config.kv_cache_groups))
+        if reason and not loaded.options.load_async:
+            logger.info("kvpool: loads are asynchronous, although load_async is false: %s", reason)
     if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
         raise ValueError("kvpool: context parallelism is not available yet (prefill/decode_context_parallel_size must be 1)")
     options, groups = loaded.options, pool_groups(kv_config)
@@ -75,11 +78,26 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         num_blocks=kv_config.num_blocks,
         loads=not consumer or options.consumer_is_to_load,
         saves=not consumer or options.consumer_is_to_put,
-        # vLLM can only drop a failed load of several groups when the load is asynchronous.
-        load_async=options.load_async or len(groups) > 1,
+        load_async=options.load_async or bool(_async_reason(vllm_config, len(groups))),
         save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
         give_back=alignment(groups) if _drafts_from_hidden_states(vllm_config) else 0,
     )
+
+
+def _async_reason(vllm_config: VllmConfig, num_groups: int) -> str:
+    """Why a load must not run inside a step here; empty when it may.
+
+    A synchronous load is in vLLM's prefix cache before it has run, and other requests, or the next step, build on it. vLLM can only
+    take that back by ending them all with an error (policy ``fail``), and only in the step that loaded.
+    """
+    if num_groups > 1:
+        return "vLLM cannot drop a failed synchronous load of several KV-cache groups"
+    if vllm_config.max_concurrent_batches > 1:
+        return "the next step is planned before a failed load of this one is known"
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_load_failure_policy == "recompute":
+        return "other requests may build on a synchronous load before its failure is known, and vLLM recomputes only one of them"
+    return ""
 
 
 def _drafts_from_hidden_states(vllm_config: VllmConfig) -> bool:

@@ -21,7 +21,10 @@ class Ticket(Generic[T]):
     def __init__(self) -> None:
         self._ready = threading.Event()
         self._lock = threading.Lock()
+        self._ended = False
         self._then: list[Callable[[Ticket[T]], None]] = []
+        self.started: float | None = None  # time.monotonic() when a thread took it
+        self._cancelled = False
         self.value: T | None = None
         self.error: BaseException | None = None
 
@@ -32,16 +35,22 @@ class Ticket(Generic[T]):
         return self._ready.wait(max(0.0, timeout_s))
 
     def then(self, call: Callable[[Ticket[T]], None]) -> None:
-        """Call ``call(self)`` once the task has ended: now if it has, else from the thread that ends it."""
+        """Call ``call(self)`` once the task has ended: now if it has, else from the thread that ends it, before ``wait`` ends."""
         with self._lock:
-            if not self.done():
+            if not self._ended:
                 self._then.append(call)
                 return
         call(self)
 
+    def cancel(self) -> None:
+        """Not worth running any more; one that runs already goes on."""
+        self._cancelled = True
+
     def run(self, task: Callable[[], T]) -> None:
+        self.started = time.monotonic()
         try:
-            self.value = task()
+            if not self._cancelled:
+                self.value = task()
         except Exception as error:
             logger.exception("kvpool: a background task failed")
             self.error = error
@@ -53,12 +62,13 @@ class Ticket(Generic[T]):
 
     def _end(self) -> None:
         with self._lock:
-            self._ready.set()
+            self._ended = True
         for call in self._then:
             try:
                 call(self)
             except Exception:
                 logger.exception("kvpool: the end of a background task failed")
+        self._ready.set()
 
 
 class WorkerThreads:

@@ -14,9 +14,10 @@ from kvpool.core.jobs import Job, JobReport, LoadJob, SaveJob, block_names
 from kvpool.devices import Device, Event
 from kvpool.engine.cache_layout import WorkerLayout, describe_caches, rank_name
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
+from kvpool.engine.runs import GRACE_S, JobRun
 from kvpool.engine.setup import EngineSetup, host_identity, open_store
 from kvpool.engine.stats import PoolStats
-from kvpool.engine.threads import WorkerThreads
+from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.engine.transfers import Outcome, Transfers
 from kvpool.stores.base import Handle, Store
 
@@ -28,30 +29,32 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 LOAD_THREADS = 2
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 3.0  # vLLM kills a process five seconds after it has asked it to end
 
 
 class WorkerSide:
-    """``begin_step`` -> ``load_now`` -> forward -> ``start_saves`` -> ``take_*``, in the engine's thread; jobs end in others."""
+    """``begin_step`` -> ``load`` -> forward -> ``start_saves`` -> ``take_*``, in the engine's thread; jobs run in others."""
 
     def __init__(self, setup: EngineSetup, device: Device) -> None:
         options = setup.options
         self._setup = setup
+        self._device = device
         self._store: Store | None = None
         self._transfers: Transfers | None = None
         self._info: RankInfo | None = None
         self._breaker = Breaker(options.breaker_failures, options.breaker_cooldown_ms / 1000)
-        self._device = device
         self._loaders = WorkerThreads("load", LOAD_THREADS, device.bind_thread)
         self._savers = WorkerThreads("save", 1, device.bind_thread)
         self._lock = threading.Lock()
+        self._runs: dict[int, JobRun] = {}
         self._stats = PoolStats()
         self._reports: dict[int, JobReport] = {}
         self._finished_loads: set[str] = set()
         self._failed_loads: set[str] = set()
         self._bad_blocks: set[int] = set()
-        # Jobs whose calls were given up but still use the blocks: (job, handles, what to report at the end).
-        self._lingering: list[tuple[Job, list[Handle], JobReport]] = []
+        # Calls that were given up but still use the blocks of a job that has been concluded.
+        self._lingering: list[tuple[Job, list[Handle]]] = []
+        self._echoes: dict[int, int] = {}
         self._met = False
         self._told_down = False
         self._asleep = False
@@ -65,17 +68,17 @@ class WorkerSide:
         self._transfers = Transfers(self._store, layout.layouts)
         shards = tuple((one.group, str(one.shard), one.object_nbytes) for one in layout.layouts)
         self._info = RankInfo(rank_name(), layout.inputs, shards, host_identity(), layout.sharing)
-        self._log_ready(layout)
+        self._log_ready(layout, self._store)
 
-    def _log_ready(self, layout: WorkerLayout) -> None:
-        options, stats = self._setup.options, self._store.stats() if self._store is not None else None
+    def _log_ready(self, layout: WorkerLayout, store: Store) -> None:
+        options = self._setup.options
         logger.info(
             "kvpool: store ready: backend=%s (%s), address=%s, tenant=default, qos=%s, capacity=%d bytes; rank %d holds %s",
             options.backend,
             options.backend_reason,
             f"{options.local_pool_root or '/dev/shm'}:{options.local_pool_name}",
             options.qos_priority,
-            stats.capacity_bytes if stats is not None else 0,
+            store.stats().capacity_bytes,
             rank_name(),
             ", ".join(f"group {one.group} {one.shard}: {one.object_nbytes} bytes a block" for one in layout.layouts),
         )
@@ -88,14 +91,15 @@ class WorkerSide:
 
     def begin_step(self, meta: PoolMetadata) -> None:
         self._met = self._met or bool(meta.namespace)
+        if meta.echo:
+            self._echoes[meta.echo] = 1
 
     def load(self, meta: PoolMetadata) -> None:
-        """Run the step's synchronous loads and start the others."""
+        """Run the step's synchronous loads, within their deadline, and start the others."""
         for job in meta.loads:
-            if job.is_async:
-                self._in_background(self._loaders, job, None)
-            else:
-                self._end_load(job, self._attempt(job, None))
+            ticket = self._submit(self._loaders, job, None)
+            if not job.is_async and not ticket.wait(job.deadline_s + GRACE_S):
+                self._give_up(self._runs.get(job.job_id))
 
     def start_saves(self, meta: PoolMetadata) -> None:
         """After the forward: the blocks that this step filled are whole once its event has passed (one event a step)."""
@@ -107,12 +111,15 @@ class WorkerSide:
                 self._report(job, JobReport(1, unsaved=block_names(job.parts)))
                 self._count("dropped_blocks", job.num_blocks)
             else:
-                self._in_background(self._savers, job, written)
+                self._submit(self._savers, job, written)
 
-    def _in_background(self, threads: WorkerThreads, job: LoadJob | SaveJob, written: Event | None) -> None:
-        ticket = threads.submit(lambda: self._attempt(job, written))
-        end = self._end_load if isinstance(job, LoadJob) else self._end_save
-        ticket.then(lambda ended: end(job, ended.value or _all_failed(job)))  # type: ignore[arg-type]
+    def _submit(self, threads: WorkerThreads, job: LoadJob | SaveJob, written: Event | None) -> Ticket[Outcome | None]:
+        run = JobRun(job)
+        with self._lock:
+            self._runs[job.job_id] = run
+        ticket = threads.submit(lambda: self._attempt(job, written) if run.begin() else None)
+        ticket.then(lambda ended: self._ended(run, ended.value))
+        return ticket
 
     def _attempt(self, job: LoadJob | SaveJob, written: Event | None) -> Outcome:
         """Never raises: whatever goes wrong is a job whose every block has failed."""
@@ -126,37 +133,51 @@ class WorkerSide:
             logger.exception("kvpool: job %d of request %s failed", job.job_id, job.request_id)
             return _all_failed(job)
 
-    def _end_load(self, job: LoadJob, outcome: Outcome) -> None:
-        names = [name for name, _ in outcome.failed]
+    # ---- how jobs end -------------------------------------------------------------------------------------------------------
+
+    def _ended(self, run: JobRun, outcome: Outcome | None) -> None:
+        """The thread is done with the job, in time or long after it was given up."""
+        with self._lock:
+            self._runs.pop(run.job.job_id, None)
+        if run.conclude():
+            self._conclude(run.job, outcome or _all_failed(run.job), free=True)
+        elif run.begun:
+            self._release(run.job, outcome.running if outcome is not None else [])
+
+    def _give_up(self, run: JobRun | None) -> None:
+        """The job is overdue: it has failed. Its blocks stay pinned if a thread is still at it."""
+        if run is not None and run.conclude():
+            logger.error("kvpool: job %d of request %s is overdue and given up", run.job.job_id, run.job.request_id)
+            self._feed_breaker(failed=True)
+            self._conclude(run.job, _all_failed(run.job), free=not run.begun)
+
+    def _conclude(self, job: LoadJob | SaveJob, outcome: Outcome, free: bool) -> None:
+        """Tell how a job ended, once; ``free``: no thread is at it any more."""
         self._feed_breaker(_store_trouble(outcome))
+        names = [name for name, _ in outcome.failed]
         # The report comes first: the scheduler must know the failed blocks before the request asks again.
-        self._finish(job, outcome, JobReport(1, failed=names))
+        self._report(job, JobReport(failed=names) if isinstance(job, LoadJob) else JobReport(unsaved=names))
+        if free:
+            self._release(job, outcome.running)
         with self._lock:
             self._stats.aggregate(outcome.stats)
+            if not isinstance(job, LoadJob):
+                return
             if job.is_async:
                 self._finished_loads.add(job.request_id)
                 # Whole blocks before the first bad one are good, but only a model of one group can say which.
-                if outcome.failed and (len(self._setup.groups) > 1 or outcome.running):
+                if outcome.failed and (len(self._setup.groups) > 1 or outcome.running or not free):
                     self._failed_loads.add(job.request_id)
-                else:
-                    self._bad_blocks.update(i for _, i in outcome.failed)
-            elif outcome.failed:
-                self._bad_blocks.update(i for _, i in outcome.failed)
+                    return
+            self._bad_blocks.update(i for _, i in outcome.failed)
 
-    def _end_save(self, job: SaveJob, outcome: Outcome) -> None:
-        self._feed_breaker(_store_trouble(outcome))
-        with self._lock:
-            self._stats.aggregate(outcome.stats)
-        self._finish(job, outcome, JobReport(1, unsaved=[name for name, _ in outcome.failed]))
-
-    def _finish(self, job: Job, outcome: Outcome, report: JobReport) -> None:
-        if not outcome.running:
-            self._report(job, report)
-            return
-        # What has failed is told now; that the blocks are free only when the calls have returned.
-        with self._lock:
-            self._reports.setdefault(job.job_id, JobReport()).merge(JobReport(0, report.unsaved, report.failed))
-            self._lingering.append((job, outcome.running, JobReport(1)))
+    def _release(self, job: Job, running: list[Handle]) -> None:
+        """This rank is done with the blocks, once the calls that were given up have returned."""
+        if running:
+            with self._lock:
+                self._lingering.append((job, running))
+        else:
+            self._report(job, JobReport(1))
 
     def _report(self, job: Job, report: JobReport) -> None:
         with self._lock:
@@ -173,6 +194,9 @@ class WorkerSide:
 
     def take_finished_loads(self) -> tuple[set[str], set[str]]:
         """Request ids whose asynchronous load has ended, and those of them that failed whole."""
+        for run in list(self._runs.values()):
+            if run.overdue():
+                self._give_up(run)
         with self._lock:
             done, self._finished_loads = self._finished_loads, set()
             failed, self._failed_loads = self._failed_loads, set()
@@ -192,9 +216,10 @@ class WorkerSide:
             self._loaders.submit(self._probe)
         greeting = [self._info] if self._info is not None and not self._met else []
         changed, self._told_down = down != self._told_down, down
-        if not jobs and not greeting and not down and not changed:
+        echoes, self._echoes = self._echoes, {}
+        if not (jobs or greeting or down or changed or echoes):
             return None
-        return WorkerReport(jobs, greeting, down)
+        return WorkerReport(jobs, greeting, down, echoes)
 
     def _probe(self) -> None:
         """While the store is bypassed: see whether it is well again."""
@@ -214,14 +239,11 @@ class WorkerSide:
         return taken
 
     def _reap(self) -> None:
-        """Report the lingering jobs whose calls have returned at last."""
+        """Report the jobs whose lingering calls have returned at last."""
         with self._lock:
             lingering, self._lingering = self._lingering, []
-            for job, handles, report in lingering:
-                if all(handle.done() for handle in handles):
-                    self._reports.setdefault(job.job_id, JobReport()).merge(report)
-                else:
-                    self._lingering.append((job, handles, report))
+        for job, handles in lingering:
+            self._release(job, [handle for handle in handles if not handle.done()])
 
     # ---- sleep and shutdown -------------------------------------------------------------------------------------------------
 
@@ -234,7 +256,7 @@ class WorkerSide:
             if not ticket.wait(end - time.monotonic()):
                 raise TimeoutError("kvpool: a transfer is still running; the engine cannot sleep now")
         with self._lock:
-            handles = [h for _, many, _ in self._lingering for h in many]
+            handles = [h for _, many in self._lingering for h in many]
         if not all(handle.wait(end - time.monotonic()) for handle in handles):
             raise TimeoutError("kvpool: a store call is still using KV memory; the engine cannot sleep now")
 
@@ -243,8 +265,9 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         """Finish what is queued, within a few seconds, then close the store. Idempotent."""
-        self._loaders.close(CLOSE_SECONDS)
+        end = time.monotonic() + CLOSE_SECONDS
         self._savers.close(CLOSE_SECONDS)
+        self._loaders.close(end - time.monotonic())
         if self._store is not None:
             self._store.close()
             self._store = None
