@@ -79,7 +79,6 @@ class Harness(Model):
         handshakes = {(r.stage, r.tp_rank): r.connector.get_handshake_metadata() for r in self.ranks}
         if all(h is not None for h in handshakes.values()):
             self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(handshakes)))
-        self._note_namespace()
 
     # ---- requests -----------------------------------------------------------------------------------------------------------
 
@@ -103,7 +102,6 @@ class Harness(Model):
     def add(self, name: str, prompt: Sequence[int], max_tokens: int = 1, **more: Any) -> Request:
         request = self.request(name, prompt, max_tokens, **more)
         self.scheduler.add_request(request)
-        self._note_namespace()
         return request
 
     def abort(self, *names: str) -> None:
@@ -126,6 +124,7 @@ class Harness(Model):
             return False
         self.steps += 1
         output = self.scheduler.schedule()
+        self._note_namespaces(output.kv_connector_metadata)
         plans = self._plans(output)
         for plan in plans:
             if plan.request.prefill_stats is not None:
@@ -138,7 +137,6 @@ class Harness(Model):
         sampled, drafts = self._sample(plans, wrong)
         model_output = self._aggregate(plans, results, sampled)
         self.last = model_output.kv_connector_output
-        self._note_namespace()
         during, self.during = self.during, []
         for call in during:
             call()
@@ -174,7 +172,8 @@ class Harness(Model):
         for batch in outputs.values():
             stats = batch.scheduler_stats
             if stats is not None and stats.kv_connector_stats:
-                self.metrics.update(stats.kv_connector_stats)
+                ours = stats.kv_connector_stats.get("AscendStoreConnector", stats.kv_connector_stats)
+                self.metrics.update({k: v for k, v in getattr(ours, "data", ours).items() if isinstance(v, int | float)})
             for one in batch.outputs:
                 answer = self.answers[one.request_id]
                 answer.tokens += one.new_token_ids
@@ -255,6 +254,10 @@ class Harness(Model):
         given = lambda: sum(job.job_id not in side._reports for side in sides for job in self._open_jobs())  # noqa: E731
         self.until(lambda: given() == 0)
 
+    def settle_reports(self) -> None:
+        """Step until no job is open, whatever runs meanwhile."""
+        self.until(lambda: not self.pool._jobs, step=True)
+
     def _open_jobs(self) -> list[Any]:
         held = {job.job_id for job, _ in self.pool._held._waiting}
         return [opened.job for opened in self.pool._jobs.values() if opened.job.job_id not in held]
@@ -269,14 +272,14 @@ class Harness(Model):
         self.weights += 1
         done = self.scheduler.reset_prefix_cache(reset_running_requests=reset_running, reset_connector=True)
         self.mixed |= {n for n, r in self.scheduler.requests.items() if r.num_computed_tokens > 0}
-        self.local_stale = bool(self.scheduler.kv_cache_manager.block_pool.cached_block_hashes_by_block)
-        self._note_namespace()
+        self.local_stale = len(self.blocks.cached_block_hash_to_block) > 0
         return done
 
-    def _note_namespace(self) -> None:
-        namespace = self.pool._agreement.namespace
-        if namespace:
-            self.weights_of.setdefault(namespace, self.weights)
+    def _note_namespaces(self, metadata: Any) -> None:
+        """Jobs that are planned now are for KV of the weights of now."""
+        for one in getattr(metadata, "metadata", (metadata,)):
+            for job in getattr(one, "saves", ()):
+                self.weights_of.setdefault(job.namespace, self.weights)
 
     # ---- what must be true --------------------------------------------------------------------------------------------------
 
