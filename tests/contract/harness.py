@@ -32,7 +32,7 @@ from tests.contract.content import Prefixes, expected_output
 from tests.contract.fakestore import FakeStore
 from tests.contract.model import Model, OracleError, Plan, object_bytes
 from tests.contract.ranks import Rank, unwrap
-from tests.contract.spec import Spec, kv_cache_config, vllm_config
+from tests.contract.spec import Spec, adapter_folder, kv_cache_config, vllm_config
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Harness(Model):
             None,
             block_hasher=self._hasher,
             cache_salt=more.get("salt"),
-            lora_request=LoRARequest(lora, sum(lora.encode()), "/nowhere") if lora is not None else None,
+            lora_request=LoRARequest(lora, sum(lora.encode()), adapter_folder(lora)) if lora is not None else None,
             mm_features=more.get("images"),
         )
         self.requests[name], self.answers[name] = request, Answer()
@@ -251,16 +251,16 @@ class Harness(Model):
     def settle_jobs(self) -> None:
         """Wait until the workers have ended what they were given; the engine does not step."""
         sides = [rank.worker_side for rank in self.ranks]
-        given = lambda: sum(job.job_id not in side._reports for side in sides for job in self._open_jobs())  # noqa: E731
-        self.until(lambda: given() == 0)
+        ended = lambda side, job: job.job_id in side._reports and side._reports[job.job_id].ranks > 0  # noqa: E731
+        self.until(lambda: all(ended(side, job) for side in sides for job in self._open_jobs()))
 
     def settle_reports(self) -> None:
         """Step until no job is open, whatever runs meanwhile."""
-        self.until(lambda: not self.pool._jobs, step=True)
+        self.until(lambda: len(self.pool._jobs) == 0, step=True)
 
     def _open_jobs(self) -> list[Any]:
         held = {job.job_id for job, _ in self.pool._held._waiting}
-        return [opened.job for opened in self.pool._jobs.values() if opened.job.job_id not in held]
+        return [opened.job for opened in self.pool._jobs._jobs.values() if opened.job.job_id not in held]
 
     def forget_local(self) -> None:
         """Empty the engine's own prefix cache, so that the pool is asked."""
@@ -297,7 +297,7 @@ class Harness(Model):
         found = {f"scheduler.{k}": v for k, v in self.pool.open_counts().items()}
         for i, rank in enumerate(self.ranks):
             side = rank.worker_side
-            for name in ("_reports", "_finished_loads", "_failed_loads", "_bad_blocks", "_lingering"):
+            for name in ("_reports", "_finished_loads", "_failed_loads", "_bad_blocks", "_lingering", "_runs", "_echoes"):
                 found[f"rank{i}.{name}"] = len(getattr(side, name))
             found[f"rank{i}.backlog"] = side._loaders.backlog() + side._savers.backlog()
         for name in ("finished_recving_kv_req_ids", "failed_recving_kv_req_ids", "requests"):
@@ -324,7 +324,7 @@ class Harness(Model):
             if states is None:
                 assert self.shares_store, f"a key of no known request: {key.decode()}"
                 continue
-            right = object_bytes(states, *shards[(int(group), shard)], self.weights_of[namespace])
+            right = object_bytes(states, *shards[(int(group), shard)], self.weights_of.get(namespace, 0))
             if data != right:
                 raise OracleError(f"the pool holds wrong KV under {key.decode()}")
 

@@ -89,7 +89,7 @@ def test_control_a_failed_load_that_nobody_reports_is_noticed(start, monkeypatch
 def test_control_saving_what_a_spoiled_step_computed_is_noticed(start, monkeypatch):
     engine = warmed(start)
     engine.store.fail_keys("get", lambda key: True)
-    monkeypatch.setattr(HeldSaves, "hold", lambda self, job, loads: self._waiting.append((job, set())))
+    monkeypatch.setattr(HeldSaves, "hold", lambda self, job: self._waiting.append((job, set())))
     puts = engine.store.calls["put"]
     engine.during.append(lambda: engine.until(lambda: engine.store.calls["put"] > puts))
     engine.ask("b", PROMPT + list(range(300, 350)))

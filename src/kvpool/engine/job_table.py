@@ -6,7 +6,7 @@ import itertools
 import time
 from dataclasses import dataclass
 
-from kvpool.core.jobs import Job, JobReport, LoadJob, SaveJob
+from kvpool.core.jobs import Job, JobReport, SaveJob
 from kvpool.engine.lookup import LookupService
 from kvpool.engine.pins import BlockPins
 from kvpool.engine.threads import Ticket
@@ -91,8 +91,8 @@ class JobTable:
         young = [i for i, o in self._jobs.items() if isinstance(o.job, SaveJob) and now - o.started < FREES_SOON_S]
         return self._pins.alone_on(young)
 
-    def loading(self) -> bool:
-        return any(isinstance(opened.job, LoadJob) for opened in self._jobs.values())
+    def jobs(self) -> list[Job]:
+        return [opened.job for opened in self._jobs.values()]
 
     def release_leases(self) -> None:
         for opened in self._jobs.values():

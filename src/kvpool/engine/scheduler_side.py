@@ -10,11 +10,12 @@ from vllm.logger import init_logger
 from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.diagnosis import likely_cause
 from kvpool.core.hits import needed_blocks
-from kvpool.core.jobs import Job, JobPart, JobReport, LoadJob, SaveJob, block_names
+from kvpool.core.jobs import BlockName, Job, JobPart, JobReport, LoadJob, SaveJob, block_names
 from kvpool.core.keys import group_hashes
 from kvpool.core.recent import RecentSet
 from kvpool.engine.adapters import AdapterDigests
 from kvpool.engine.agreement import Agreement, Space
+from kvpool.engine.exposed import ExposedTables
 from kvpool.engine.held import HeldSaves
 from kvpool.engine.job_table import JobTable
 from kvpool.engine.lookup import LookupService
@@ -58,6 +59,7 @@ class SchedulerSide:
         self._requests: dict[str, RequestState] = {}
         self._new_loads: list[LoadJob] = []
         self._held = HeldSaves(setup.world_size)
+        self._exposed = ExposedTables()
         self._workers_down = False
         # After a reset that could not drop the engine's own cache: a request that hits there has KV of before the reset.
         self._local_stale = False
@@ -156,6 +158,7 @@ class SchedulerSide:
         self._new_loads = []
         if output.has_sync_kv_loads:
             meta.echo = self._held.open_step()
+            self._note_exposed(output, [job.job_id for job in meta.loads if not job.is_async])
         if self._setup.saves and self._agreement.ready:
             computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
             cached = output.scheduled_cached_reqs
@@ -166,6 +169,12 @@ class SchedulerSide:
                     self._held.hold(job)
         meta.saves = self._held.take_ready()
         return meta
+
+    def _note_exposed(self, output: SchedulerOutput, loads: list[int]) -> None:
+        blocks = output.kv_connector_block_state
+        if loads and blocks is not None:
+            tables = [blocks.get_block_ids(request_id) or () for request_id in output.num_scheduled_tokens]
+            self._exposed.note(loads, [table for groups in tables for table in groups])
 
     def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
         state, blocks = self._requests.get(request_id), output.kv_connector_block_state
@@ -210,16 +219,19 @@ class SchedulerSide:
             return
         job, whole = merged
         state = self._requests.get(job.request_id)
-        if ended.failed:
+        if ended.failed and isinstance(job, LoadJob):
             self.negatives.add(ended.failed)
             # The pool lacks these blocks: store them again once they have been computed.
             self._offers.note_unsaved(ended.failed)
             self._withdraw(job)
+            if not job.is_async:
+                self._drop_spoiled(job, set(ended.failed))
             if state is not None and state.load_job == job_id:
                 state.loads_failed += 1
         if whole is None:
             return
         if isinstance(job, LoadJob):
+            self._exposed.forget(job_id)
             if state is not None and state.load_job == job_id and not job.is_async:
                 state.load_job = None
             if not whole.failed:
@@ -233,6 +245,11 @@ class SchedulerSide:
             self._jobs.cancel(job.job_id)
             self._withdraw(job)
             self._offers.note_unsaved(block_names(job.parts))
+
+    def _drop_spoiled(self, job: LoadJob, failed: set[BlockName]) -> None:
+        """Blocks that a synchronous load has left wrong leave vLLM's prefix cache, with all that was computed on top of them."""
+        bad = {b for part in job.parts for h, b in zip(part.hashes, part.block_ids, strict=True) if (part.group, h) in failed}
+        self._manager.evict_blocks(self._exposed.spoiled(job.job_id, bad))
 
     def _withdraw(self, job: Job) -> None:
         """The request will compute these blocks (again): they count as not offered yet."""
