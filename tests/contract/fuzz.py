@@ -34,7 +34,6 @@ class Fuzz:
         self.chances = chances
         self.store: FakeStore = engine.store
         self.added = 0
-        self.aborted = 0
         self.trunks = [[self.random.randrange(1000) for _ in range(140)] for _ in range(5)]
         if chances.get:
             self.store.rules["get"] = self._fault(chances.get)
@@ -64,8 +63,9 @@ class Fuzz:
         engine, chance = self.engine, self.random.random
         live = list(engine.scheduler.requests)
         if live and chance() < self.chances.abort:
-            engine.abort(self.random.choice(live))
-            self.aborted += 1
+            name = self.random.choice(live)
+            # vLLM handles aborts before a step, and between its forward and the update of the scheduler.
+            engine.during.append(lambda: engine.abort(name)) if chance() < 0.5 else engine.abort(name)
         if engine.scheduler.running and chance() < self.chances.preempt:
             engine.preempt(self.random.choice(engine.scheduler.running).request_id)
         if chance() < self.chances.evict:

@@ -33,6 +33,7 @@ class Plan:
     drafts: list[int]
     tables: tuple[list[int], ...]
     states: Int64
+    first: bool  # the request's first step, or its first one since a preemption
     resumed: bool
 
     @property
@@ -61,8 +62,9 @@ class Model:
         for name, scheduled in output.num_scheduled_tokens.items():
             request, drafts = self.requests[name], output.scheduled_spec_decode_tokens.get(name, [])
             tables = self.tables_of(name)
-            first = name in cached.resumed_req_ids or all(name != n for n in cached.req_ids)
-            plans.append(Plan(request, starts[name], scheduled, drafts, tables, self.prefixes.of(request, drafts), first))
+            resumed = name in cached.resumed_req_ids
+            first = resumed or all(name != n for n in cached.req_ids)
+            plans.append(Plan(request, starts[name], scheduled, drafts, tables, self.prefixes.of(request, drafts), first, resumed))
         return plans
 
     def _forward(self, plans: list[Plan]) -> dict[str, set[int]]:
@@ -78,7 +80,7 @@ class Model:
             for plan in plans:
                 if plan.name in fresh:
                     self._write(plan, POISON_WEIGHTS + self.steps)
-                    if plan.resumed and self.local_stale:
+                    if plan.first and self.local_stale:
                         self.mixed.add(plan.name)  # it builds on blocks of before a reset that could not drop them
             wrong |= {name: bad for name, bad in fresh.items() if name not in self.mixed}
         return wrong

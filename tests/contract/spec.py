@@ -57,7 +57,7 @@ class Spec:
     max_seqs: int = 8
     prefix_caching: bool = True
     load_async: bool = False
-    policy: str = "recompute"
+    policy: str = "fail"  # the only one with which loads may be synchronous
     tp: int = 1
     pp: int = 1
     role: str = "kv_both"
@@ -105,6 +105,15 @@ def _model_folder() -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@functools.cache
+def adapter_folder(name: str) -> str:
+    """The files of an adapter: its name is all that is in them."""
+    folder = Path(tempfile.mkdtemp(prefix="kvpool-adapter-"))
+    (folder / "adapter_config.json").write_text(json.dumps({"name": name}))
+    (folder / "adapter_model.bin").write_bytes(name.encode() * 100)
+    return str(folder)
 
 
 @functools.cache

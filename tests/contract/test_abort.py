@@ -29,10 +29,9 @@ def test_abort_while_waiting_with_a_lease(start):
 
 def test_abort_while_the_lookup_runs(start):
     engine = warmed(start, options={"lookup_wait_ms": 0})
-    gate = engine.store.close_gate("exists")
+    gate, asked = engine.store.close_gate("exists"), engine.store.calls["exists"]
     engine.add("b", PROMPT)
-    for _ in range(3):
-        engine.step()
+    engine.until(lambda: engine.store.calls["exists"] > asked, step=True)
     assert engine.pool._requests["b"].lookup is not None
     engine.abort("b")
     gate.set()

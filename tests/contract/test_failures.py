@@ -104,10 +104,10 @@ def test_bc_076_bc_077_bc_097_a_get_that_misbehaves_is_a_failed_load(start, monk
     monkeypatch.setattr(engine.store, "get", lambda batch, deadline_s: LIES[lie](batch))
     engine.add("b", PROMPT, 3)
     engine.run()
-    ended_by_policy(engine, "b", "recompute")
+    ended_by_policy(engine, "b", "fail")
     monkeypatch.undo()
-    engine.pool.negatives.clear()
     engine.forget_local()
+    engine.pool.negatives.clear()
     assert engine.ask("c", PROMPT, 3) == expected_output(PROMPT, 3)
     assert engine.external["c"] == 96, "the worker lives and loads again"
     engine.assert_clean()

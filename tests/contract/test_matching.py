@@ -98,7 +98,7 @@ def test_bc_118_a_pool_that_knows_less_than_the_engine_counts_as_nothing(start):
 def test_bc_079_evicted_between_lookup_and_load(start):
     """A lease forbids it; where a store cannot lease, the load reports it."""
     for leases in (True, False):
-        engine = start(FakeStore(leases=leases))
+        engine = start(FakeStore(leases=leases), policy="recompute")
         engine.ask("a", PROMPT)
         engine.forget_local()
         gone = []
