@@ -94,6 +94,8 @@ def pool_config(root: Path, name: str, **extra: Any) -> dict[str, Any]:
 
 
 def cell_spec(cell: Cell, root: Path, **extra: Any) -> EngineSpec:
+    # Loads inside a step exist only where a failed one ends its requests: see engine/setup.py.
+    extra.setdefault("kv_load_failure_policy", "recompute" if cell.load_async else "fail")
     args: dict[str, Any] = {
         **PARALLEL[cell.parallel],
         "enforce_eager": cell.eager,

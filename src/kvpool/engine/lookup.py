@@ -109,8 +109,13 @@ class LookupService:
             keys = search.keys_of(computed, prefix.tokens)
             if not self._store.capabilities.leases:
                 return Found(prefix.tokens, seconds=time.monotonic() - started)
-            lease = self._store.lease(keys, self._lease_s)
+            lease = _lease(self._store, keys, self._lease_s)
+            if lease is None:
+                return Found(computed, "unknown", seconds=time.monotonic() - started)
             gone = [k for k, a in zip(keys, lease.answers, strict=True) if not isinstance(a, Hit)]
+            if UNKNOWN in lease.answers:
+                self._store.release(lease)
+                return Found(computed, "unknown", seconds=time.monotonic() - started)
             if not gone:
                 return Found(prefix.tokens, lease=lease, seconds=time.monotonic() - started)
             self._store.release(lease)
@@ -180,3 +185,12 @@ def _exists(store: Store, keys: list[bytes]) -> list[Answer]:
     except Exception:  # noqa: BLE001 - a lookup that fails is unknown, never a hit
         return [UNKNOWN] * len(keys)
     return list(answers) if answers is not None and len(answers) == len(keys) else [UNKNOWN] * len(keys)
+
+
+def _lease(store: Store, keys: list[bytes], seconds: float) -> Lease | None:
+    """``store.lease``; None where the store raises or answers for too few keys."""
+    try:
+        lease = store.lease(keys, seconds)
+    except Exception:  # noqa: BLE001 - without a lease there is no hit
+        return None
+    return lease if len(lease.answers) == len(keys) else None

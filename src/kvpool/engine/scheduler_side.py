@@ -61,6 +61,7 @@ class SchedulerSide:
         self._held = HeldSaves(setup.world_size)
         self._exposed = ExposedTables()
         self._workers_down = False
+        self._told_gauges: dict[str, int] = {}
         # After a reset that could not drop the engine's own cache: a request that hits there has KV of before the reset.
         self._local_stale = False
         self._watch = Watch(options.zero_hit_alarm_lookups, self._explain, self._service.run)
@@ -301,13 +302,16 @@ class SchedulerSide:
         return healthy and self._jobs.free_blocks_soon()
 
     def take_stats(self) -> PoolStats | None:
-        if self.stats.is_empty():
+        """What has been counted since the last call; gauges too, once they have changed."""
+        gauges = {"pinned_blocks": self._pins.total, "breaker_state": int(self.breaker.state)}
+        if self.stats.is_empty() and gauges == self._told_gauges:
             return None
         taken = PoolStats(data=self.stats.data)
         self.stats.reset()
         self._watch.add(taken.data)
-        taken.gauge("pinned_blocks", self._pins.total)
-        taken.gauge("breaker_state", int(self.breaker.state))
+        self._told_gauges = gauges
+        for name, value in gauges.items():
+            taken.gauge(name, value)
         return taken
 
     def open_counts(self) -> dict[str, int]:
