@@ -32,8 +32,7 @@ class Process:
         Process.alive.append(self)
 
     def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self.process.stdout.readline().strip()  # type: ignore[union-attr]
 
     def ready(self) -> "Process":
         while (line := self.line()).startswith("pool "):
