@@ -277,8 +277,9 @@ class SchedulerSide:
         old = self._agreement.raise_epoch()
         for state in self._requests.values():
             self._matcher.forget(state)
-            # A request still waiting has computed nothing, unless it is being loaded right now.
-            state.stale = bool(state.offered) or state.load_job is not None
+            # One that holds no tokens starts from nothing: waiting, or preempted, with no load under way.
+            state.stale = state.request.num_computed_tokens > 0 or state.load_job is not None
+            state.offered = []
         self.negatives.clear()
         self._offers.forget_unsaved()
         cached = len(self._manager.block_pool.cached_block_hash_to_block)
