@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from vllm.v1.request import RequestStatus
+
 from kvpool.stores.base import Result, Status
 from tests.contract.fakestore import FakeStore
 from tests.contract.harness import Harness
@@ -23,6 +25,7 @@ class Chances:
     get: float = 0.03
     put: float = 0.03
     held: bool = False
+    new_weights: float = 0.0
 
 
 class Fuzz:
@@ -73,6 +76,11 @@ class Fuzz:
         if chance() < self.chances.forget_local:
             idle = {b.block_id for b in engine.blocks.blocks if b.ref_cnt == 0}
             engine.blocks.evict_blocks(idle)  # as if others had needed the room
+        if chance() < self.chances.new_weights:
+            # While a load is under way, for a request that lives or one that is gone, vLLM cannot reset with running requests.
+            unable = (RequestStatus.WAITING_FOR_REMOTE_KVS, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+            loading = any(r.status in unable for r in engine.scheduler.requests.values())
+            engine.new_weights(reset_running=not loading and chance() < 0.5)
         if self.chances.held and chance() < 0.3:
             self.store.finish_held()
         engine.step()
@@ -90,4 +98,4 @@ class Fuzz:
         self.store.rules.clear()
         self.store.hold.clear()
         self.store.finish_held()
-        self.engine.until(lambda: self.store.finish_held() == 0 and not any(self.engine.counts().values()), step=True, seconds=20)
+        self.engine.settle(20)

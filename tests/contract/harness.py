@@ -68,6 +68,7 @@ class Harness(Model):
         self.weights = 0
         self.weights_of: dict[str, int] = {}  # namespace -> weights
         self.mixed: set[str] = set()  # requests whose KV is of several weights versions
+        self.loading_old: set[str] = set()  # requests whose load was under way when the weights changed
         self.local_stale = False
         self.accept: Callable[[str], int] = lambda name: 0  # how many draft tokens are right
         self.shares_store = False  # with another engine, whose requests are not known here
@@ -244,7 +245,9 @@ class Harness(Model):
         end = time.monotonic() + seconds
         while any(self.counts().values()):
             assert time.monotonic() < end, f"not idle: { {k: v for k, v in self.counts().items() if v} }"
-            self.scheduler.finished_req_ids.add("nobody")  # makes the engine step
+            if isinstance(self.store, FakeStore) and not self.store.hold:
+                self.store.finish_held()  # what a thread was about to hold when holding ended
+            self.scheduler.finished_req_ids.add("nobody")  # makes the engine step, as the next request would
             self.step()
             time.sleep(0.0005)
 
@@ -271,8 +274,10 @@ class Harness(Model):
         """Weights change in place, and the caches are reset as the operator is told to."""
         self.weights += 1
         done = self.scheduler.reset_prefix_cache(reset_running_requests=reset_running, reset_connector=True)
-        self.mixed |= {n for n, r in self.scheduler.requests.items() if r.num_computed_tokens > 0}
-        self.local_stale = len(self.blocks.cached_block_hash_to_block) > 0
+        live = self.scheduler.requests.items()
+        self.mixed |= {n for n, r in live if r.num_computed_tokens > 0}
+        self.loading_old = {n for n, r in live if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS}
+        self.local_stale = len(self.blocks.cached_block_hash_to_block) > 0 or bool(self.mixed)
         return done
 
     def _note_namespaces(self, metadata: Any) -> None:

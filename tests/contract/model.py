@@ -50,6 +50,7 @@ class Model:
     requests: dict[str, Request]
     weights: int
     mixed: set[str]
+    loading_old: set[str]
     local_stale: bool
     steps: int
     accept: Callable[[str], int]
@@ -71,8 +72,9 @@ class Model:
         """Write the step's KV. Requests that read wrong KV, with the blocks; what they write is poison."""
         wrong: dict[str, set[int]] = {}
         for plan in plans:
-            if plan.resumed:
+            if plan.resumed and plan.name not in self.loading_old:
                 self.mixed.discard(plan.name)
+            self.loading_old.discard(plan.name)
             self._write(plan, self.weights if plan.name not in self.mixed else POISON_WEIGHTS + self.steps)
         fresh = True
         while fresh:

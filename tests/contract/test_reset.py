@@ -6,7 +6,9 @@ import pytest
 
 from tests.contract.content import expected_output
 from tests.contract.fakestore import FakeStore
-from tests.contract.harness import OracleError
+from tests.contract.fuzz import Chances, Fuzz
+from tests.contract.harness import Harness, OracleError
+from tests.contract.spec import Spec
 
 PROMPT = list(range(100, 200))
 MODES = {"sync": {}, "async": {"load_async": True}, "hybrid": {"groups": (("full", 0), ("sliding", 24))}, "tp2": {"tp": 2}}
@@ -188,3 +190,62 @@ def test_bc_185_a_store_that_cannot_clear_does_not_hold_up_the_reset(start, monk
     assert engine.ask("b", PROMPT, 2) == expected_output(PROMPT, 2)
     assert engine.external["b"] == 0
     engine.assert_clean()
+
+
+def test_bc_185_a_load_that_has_just_ended(start):
+    """The request has its old KV but has not run since: it counts as holding it."""
+    engine = start(load_async=True)
+    engine.ask("a", PROMPT)
+    engine.forget_local()
+    engine.add("b", [*PROMPT, *range(300, 350)], 3)
+    engine.until(lambda: "b" in engine.scheduler.finished_recving_kv_req_ids, step=True)
+    engine.new_weights()
+    assert "b" in engine.mixed
+    engine.run()
+    engine.assert_clean()
+
+
+def test_bc_185_a_request_that_hit_old_kv_stays_out_over_a_second_reset(start):
+    engine = start(max_tokens_per_step=32)
+    engine.add("old", PROMPT[:40], 60)
+    engine.until(lambda: engine.answers["old"].tokens, step=True)
+    engine.new_weights()
+    engine.add("builds on it", [*PROMPT[:36], *range(300, 400)], 3)
+    engine.step()
+    assert "builds on it" in engine.mixed
+    engine.new_weights()
+    engine.run()
+    engine.assert_clean()
+
+
+def test_bc_185_a_preempted_request_stores_what_it_computes_anew(start):
+    engine = start()
+    engine.add("a", PROMPT, 20)
+    engine.until(lambda: engine.answers["a"].tokens, step=True)
+    engine.settle_reports()
+    engine.new_weights(reset_running=True)
+    engine.run()
+    engine.assert_clean()
+    fresh = [key for key in engine.store.objects if key.split(b":")[1].decode() == engine.pool._agreement.namespace]
+    assert len(fresh) == 6
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_bc_185_random_lives_with_resets(part):
+    for seed in range(part * 10, part * 10 + 10):
+        fields = {
+            "num_blocks": 96,
+            "options": {"breaker_cooldown_ms": 1, "negative_cache_ms": 20},
+            **list(MODES.values())[seed % 4],
+        }
+        held = seed // 4 % 2 == 1
+        engine = Harness(Spec(**fields), FakeStore(abandonable=not held))
+        try:
+            fuzz = Fuzz(engine, seed, Chances(preempt=0.1, new_weights=0.08, held=held))
+            fuzz.run(40)
+            fuzz.finish()
+            engine.assert_clean()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        finally:
+            engine.close()
