@@ -11,7 +11,7 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -32,6 +32,7 @@ from tests.contract.content import Prefixes, expected_output
 from tests.contract.fakestore import FakeStore
 from tests.contract.model import Model, OracleError, Plan, object_bytes
 from tests.contract.ranks import Rank, unwrap
+from tests.contract.realpool import RealPool
 from tests.contract.spec import Spec, adapter_folder, kv_cache_config, vllm_config
 
 
@@ -53,7 +54,8 @@ class Harness(Model):
         unit = spec.hash_block_size or spec.block_size
         self._hasher = get_request_block_hasher(unit, hash_fn)
         self.prefixes = Prefixes(unit, check_store)
-        with mock.patch("kvpool.engine.setup.build_store", return_value=self.store):
+        real = isinstance(self.store, RealPool)  # whose parts open it by themselves
+        with nullcontext() if real else mock.patch("kvpool.engine.setup.build_store", return_value=self.store):
             self.scheduler = Scheduler(
                 config, kv_cache_config(spec), StructuredOutputManager(config), spec.block_size, unit, log_stats=True
             )
