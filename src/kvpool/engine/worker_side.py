@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 LOAD_THREADS = 2
+SLEEP_POLL_S = 0.001
 CLOSE_SECONDS = 3.0  # vLLM kills a process five seconds after it has asked it to end
 
 
@@ -137,12 +138,14 @@ class WorkerSide:
 
     def _ended(self, run: JobRun, outcome: Outcome | None) -> None:
         """The thread is done with the job, in time or long after it was given up."""
-        with self._lock:
-            self._runs.pop(run.job.job_id, None)
-        if run.conclude():
-            self._conclude(run.job, outcome or _all_failed(run.job), free=True)
-        elif run.begun:
-            self._release(run.job, outcome.running if outcome is not None else [])
+        try:
+            if run.conclude():
+                self._conclude(run.job, outcome or _all_failed(run.job), free=True)
+            elif run.begun:
+                self._release(run.job, outcome.running if outcome is not None else [])
+        finally:
+            with self._lock:
+                self._runs.pop(run.job.job_id, None)
 
     def _give_up(self, run: JobRun | None) -> None:
         """The job is overdue: it has failed. Its blocks stay pinned if a thread is still at it."""
@@ -250,11 +253,11 @@ class WorkerSide:
     def sleep(self) -> None:
         """No transfer touches KV memory after this returns. Idempotent. TimeoutError when one cannot be ended."""
         self._asleep = True
-        tickets = [self._loaders.submit(lambda: None) for _ in range(LOAD_THREADS)] + [self._savers.submit(lambda: None)]
         end = time.monotonic() + self._setup.options.load_timeout_ms / 1000
-        for ticket in tickets:
-            if not ticket.wait(end - time.monotonic()):
+        while self._runs:
+            if time.monotonic() > end:
                 raise TimeoutError("kvpool: a transfer is still running; the engine cannot sleep now")
+            time.sleep(SLEEP_POLL_S)
         with self._lock:
             handles = [h for _, many in self._lingering for h in many]
         if not all(handle.wait(end - time.monotonic()) for handle in handles):
