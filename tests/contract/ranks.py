@@ -113,6 +113,9 @@ class Rank:
         """(group, shard) -> layers and heads of an object."""
         found = {}
         for group, layers in enumerate(self.layers):
-            shard = Shard(self.heads.start, self.heads.stop - 1, tuple(layers))
-            found[(group, str(shard))] = (layers, self.heads)
+            target = self.spec.num_layers - self.spec.draft_layers
+            for span in ([i for i in layers if i < target], [i for i in layers if i >= target]):
+                if span:
+                    shard = Shard(self.heads.start, self.heads.stop - 1, tuple(span))
+                    found[(group, str(shard))] = (span, self.heads)
         return found

@@ -62,6 +62,7 @@ class Spec:
     pp: int = 1
     role: str = "kv_both"
     drafts: int = 0
+    draft_layers: int = 0  # how many of the last layers are a drafter's, unknown to the model's configuration
     rival: str | None = None  # "first" or "last": a second connector inside a MultiConnector
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -125,7 +126,7 @@ def _model(spec: Spec) -> ModelConfig:
     model = copy.copy(_base_model())
     model.model_arch_config = copy.copy(model.model_arch_config)
     model.model_arch_config.total_num_kv_heads = spec.heads
-    model.model_arch_config.total_num_hidden_layers = spec.num_layers
+    model.model_arch_config.total_num_hidden_layers = spec.num_layers - spec.draft_layers
     return model
 
 

@@ -79,7 +79,8 @@ def test_bc_091_control_without_pins_the_late_write_is_noticed(start, monkeypatc
         late_load(engine)
 
 
-def test_bc_058_what_preemption_lost_is_stored_after_all(start):
+def test_bc_058_what_preemption_lost_is_stored_after_all(start, monkeypatch):
+    monkeypatch.setattr("kvpool.engine.saving.RETRY_S", 0.0)
     engine = start(max_tokens_per_step=32, prefix_caching=False, num_blocks=32)
     engine.store.fail_keys("put", lambda key: True)
     engine.add("a", PROMPT, 2)
