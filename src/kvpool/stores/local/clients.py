@@ -1,11 +1,15 @@
 """The processes that have a pool open. Each holds a lock on its own file ``clients/<id>``: while it is held the client lives.
-Process ids say nothing here, they differ between containers. The file is also the client's lease array (see leases.py)."""
+Process ids say nothing here, they differ between containers. The file is also the client's lease array (see leases.py).
+
+Files can be removed under living clients (rm -rf, RemoveIPC). A client whose file was seen before counts while its lock is held,
+listed or not; one that misses its own file can no longer see everybody: it reads on, but frees no slot that others may use."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -16,6 +20,13 @@ _PAGE_UNITS = 512  # int64 stamps in one page
 
 Mask = NDArray[np.bool_]
 Units = NDArray[np.int64]
+
+
+class Removed(Exception):
+    """The files of the pool were deleted while it was in use."""
+
+    def __init__(self) -> None:
+        super().__init__("the pool was removed while in use")
 
 
 def _name(client: int) -> str:
@@ -50,20 +61,38 @@ def join(directory: int, nbytes: int) -> tuple[int, int]:
     return client, fd
 
 
-def leave(directory: int, client: int) -> None:
-    """Remove the client's file; its descriptor is closed by the caller, which ends the lock."""
+def leave(directory: int, client: int, fd: int) -> None:
+    """End the lock (others that know the file would take the client for a living one), then remove the file."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
     with suppress(FileNotFoundError):
         os.unlink(_name(client), dir_fd=directory)
 
 
+def any_alive(directory: int) -> bool:
+    """Does anybody hold a lock in this directory?"""
+    for name in os.listdir(directory):
+        fd = os.open(name, os.O_RDWR | _FLAGS, dir_fd=directory)
+        try:
+            if not _lock(fd):
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
 class Peers:
-    """The clients of a pool as seen by one of them. Used by its writer thread only."""
+    """The clients of a pool as seen by one of them. Used by its writer thread only, except ``removed``.
+
+    ``on_gone`` is called when ``refresh`` sees that a client is gone."""
 
     def __init__(self, directory: int, me: int) -> None:
         self._directory = directory
         self._me = me
         self._fds: dict[int, int] = {}
         self._living: list[int] = []
+        self._dead: set[int] = set()
+        self._removed = False
+        self.on_gone: Callable[[], object] = lambda: None
 
     def close(self) -> None:
         for fd in self._fds.values():
@@ -71,10 +100,21 @@ class Peers:
         self._fds.clear()
 
     def _listed(self) -> list[int]:
-        ids = [int(name, 16) for name in os.listdir(self._directory) if len(name) == 16]
-        for gone in self._fds.keys() - set(ids):
-            os.close(self._fds.pop(gone))
-        return ids
+        return [int(name, 16) for name in os.listdir(self._directory) if len(name) == 16]
+
+    def removed(self) -> bool:
+        """Was our own client file deleted, and so perhaps those of clients that we never saw?"""
+        if not self._removed:
+            try:
+                os.stat(_name(self._me), dir_fd=self._directory, follow_symlinks=False)
+            except FileNotFoundError:
+                self._removed = True
+        return self._removed
+
+    def check(self) -> None:
+        """Removed when nothing can be known about the other clients any more."""
+        if self.removed():
+            raise Removed
 
     def _fd(self, client: int) -> int | None:
         fd = self._fds.get(client)
@@ -100,15 +140,25 @@ class Peers:
 
     def refresh(self) -> list[int]:
         """Look who lives now. A client that joins later finds only what the index then holds."""
-        self._living = [client for client in self._listed() if self.alive(client)]
-        return self._living
+        listed = self._listed()
+        self._removed = self._removed or self._me not in listed
+        known = set(listed) | self._fds.keys()
+        living = [client for client in known if self.alive(client)]
+        for client in known - set(listed) - set(living):
+            os.close(self._fds.pop(client))
+        dead = set(listed) - set(living)
+        if set(self._living) - set(living) or dead - self._dead:
+            self.on_gone()
+        self._living, self._dead = living, dead
+        return living
 
     def bury(self) -> int:
         """Remove the files of the dead; how many. Only under the pool's lock, after their reservations were taken back."""
         buried = 0
         for client in self._listed():
             if not self.alive(client):
-                leave(self._directory, client)
+                with suppress(FileNotFoundError):
+                    os.unlink(_name(client), dir_fd=self._directory)
                 buried += 1
         for name in os.listdir(self._directory):
             if name.startswith("new-"):

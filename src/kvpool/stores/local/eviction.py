@@ -28,7 +28,9 @@ class Evictor:
     fence: Fence
 
     def held(self, units: Units) -> NDArray[np.bool_]:
-        """Which slots somebody leases or pins now, as far as the clients of the last ``refresh`` go."""
+        """Which slots somebody leases or pins now, as far as the clients of the last ``refresh`` go. Removed when that says too
+        little."""
+        self.peers.check()
         return self.peers.stamps(units) > time.monotonic_ns()
 
     def sweep(self, records: Records) -> int:
@@ -38,6 +40,8 @@ class Evictor:
             return 0
         self.fence()
         self.peers.refresh()
+        if self.peers.removed():
+            return 0
         held = self.held(np.array([unit for unit, _ in waiting], dtype=np.int64))
         freed = 0
         for (unit, limbo), busy in zip(waiting, held.tolist(), strict=True):
@@ -52,6 +56,8 @@ class Evictor:
 
     def reclaim(self, records: Records) -> int:
         """Free the slots that dead clients had reserved."""
+        if self.peers.removed():
+            return 0
         dead: dict[int, bool] = {}
         orphans = []
         for unit, reserved in records.reservations():

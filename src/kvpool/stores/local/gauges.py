@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 from kvpool.stores.base import Health, StoreStats
+from kvpool.stores.local.clients import Removed
 from kvpool.stores.local.index import ENTRY, MAX_KEY, LmdbTransaction
 from kvpool.stores.local.leases import FOREVER
 from kvpool.stores.local.pool import Pool
@@ -56,6 +57,8 @@ def stats(pool: Pool) -> StoreStats:
 def health(pool: Pool) -> Health:
     """Readable, and not without memory."""
     limit = pool.look(pool.allocator.limit)
+    if pool.peers.removed():
+        return Health(False, str(Removed()))
     if limit == 0:
         return Health(False, "the filesystem of the pool has no room for its arena")
     return Health(True)

@@ -11,6 +11,7 @@ import lmdb
 import numpy as np
 
 from kvpool.stores.base import Result, Status
+from kvpool.stores.local.clients import Removed
 from kvpool.stores.local.geometry import slot_bytes_for
 from kvpool.stores.local.index import UNIT
 from kvpool.stores.local.pool import Pool
@@ -31,6 +32,8 @@ def failure(error: Exception) -> Result:
         return Result(Status.TRANSIENT, text=str(error))
     if isinstance(error, Closed):
         return FATAL_CLOSED
+    if isinstance(error, Removed):
+        return Result(Status.FATAL, text=str(error))
     if isinstance(error, lmdb.MapFullError):
         return Result(Status.NO_SPACE, text="the index is full")
     if isinstance(error, lmdb.CorruptedError | lmdb.PanicError | lmdb.InvalidError):
@@ -73,6 +76,7 @@ class ReserveStep:
 
     def __call__(self, records: Records) -> Grant | Again:
         pool = self._pool
+        pool.peers.check()
         results = [self._standing(records, key) for key in self._keys]
         wanted = [row for row, result in enumerate(results) if result is OK]
         self._rounds -= 1

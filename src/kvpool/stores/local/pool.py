@@ -64,6 +64,7 @@ def _prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
     """Make the files of a new pool, or check those of an old one; under the pool's lock."""
     meta = directory.read_meta()
     if meta is not None and meta.get("boot") != boot_id():
+        _refuse_if_used(directory, str(meta.get("boot")))
         logger.warning("pool %s is from before the last restart of this host: emptied", directory.path)
         directory.wipe(keep_lock=True)
         meta = None
@@ -75,6 +76,24 @@ def _prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
     if dram_bytes is not None and dram_bytes != size:
         raise ValueError(f"pool {directory.path} was made with dram_bytes={size}, this process asks for dram_bytes={dram_bytes}")
     return Geometry(chunk, size // chunk)
+
+
+def _refuse_if_used(directory: PoolDir, boot: str) -> None:
+    """OSError when a process uses the pool: then the host did not restart, only the boot ids differ (containers may have own
+    ones)."""
+    try:
+        fd = os.open("clients", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory.fd)
+    except FileNotFoundError:
+        return
+    try:
+        if clients.any_alive(fd):
+            raise OSError(
+                errno.EBUSY,
+                f"pool {directory.path} is in use by processes with boot id {boot!r}, this one has {boot_id()!r}: containers that "
+                "share a pool must see the same /proc/sys/kernel/random/boot_id",
+            )
+    finally:
+        os.close(fd)
 
 
 def _create(directory: PoolDir, dram_bytes: int) -> Geometry:
@@ -107,17 +126,19 @@ class Pool:
         self.geometry = geometry
         self.pid = os.getpid()
         self._opened = ExitStack()
+        self.writer: WriterThread
         try:
             self._open()
-        except BaseException:
-            self._opened.close()
+            self._start()
+        except BaseException as error:
+            _pools.discard(self)
+            if not hasattr(self, "writer") or self.writer.close(_LEAVE_S):
+                self._opened.close()
+            else:
+                os.close(self._client_fd)
+            if isinstance(error, lmdb.Error):
+                raise OSError(errno.EIO, f"{directory.path}: the index cannot be opened ({error})") from None
             raise
-        self.slabs = SlabTable(self.geometry)
-        self.evictor = Evictor(self.stamps, self.peers, self.fence)
-        self.allocator = Allocator(self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
-        self.writer = WriterThread(self.environment, lambda txn: Records(txn, self.environment, self.slabs))
-        _pools.add(self)
-        self._clean()
 
     def _open(self) -> None:
         """What must be closed again, in the order in which it is closed last to first."""
@@ -125,10 +146,10 @@ class Pool:
         self.fence: Fence = make_fence()
         self._clients = directory.make_dir("clients")
         opened.callback(os.close, self._clients)
-        os.close(directory.make_dir("index"))
+        opened.callback(os.close, directory.make_dir("index"))  # open, so that no other index gets its inode number
         self.client, self._client_fd = clients.join(self._clients, geometry.units * 8)
         opened.callback(os.close, self._client_fd)
-        opened.callback(clients.leave, self._clients, self.client)
+        opened.callback(clients.leave, self._clients, self.client, self._client_fd)
         self.leases = Leases(clients.open_array(self._clients, self.client), geometry)
         opened.callback(self.leases.close)
         self.peers = clients.Peers(self._clients, self.client)
@@ -140,6 +161,15 @@ class Pool:
         self.prefaulter = Prefaulter(self.arena)
         self.environment = index.acquire(directory.path / "index", index.map_size_for(geometry.units))
         opened.callback(index.release, self.environment)
+        self.peers.on_gone = self.environment.env.reader_check
+
+    def _start(self) -> None:
+        self.slabs = SlabTable(self.geometry)
+        self.evictor = Evictor(self.stamps, self.peers, self.fence)
+        self.allocator = Allocator(self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
+        self.writer = WriterThread(self.environment, lambda txn: Records(txn, self.environment, self.slabs))
+        _pools.add(self)
+        self._clean()
 
     def _clean(self) -> None:
         """Take back what dead clients left. Under the pool's lock."""
@@ -156,6 +186,8 @@ class Pool:
             logger.warning(
                 "pool %s: a stopped process keeps the index; slots of dead ones are taken back later", self.directory.path
             )
+        except Exception as error:  # noqa: BLE001 - the pool is as good as before
+            logger.warning("pool %s: what dead processes left could not be taken back (%s)", self.directory.path, error)
         else:
             self.peers.bury()
 
@@ -206,8 +238,8 @@ class Pool:
         self.prefaulter.close()
         try:
             with self.directory.locked(_LEAVE_S):
-                last = stopped and self.peers.refresh() == [self.client]
-                clients.leave(self._clients, self.client)
+                last = stopped and not self.peers.removed() and self.peers.refresh() == [self.client]
+                clients.leave(self._clients, self.client, self._client_fd)
                 if last and on_last_close == "remove":
                     self.directory.remove()
         except OSError as error:

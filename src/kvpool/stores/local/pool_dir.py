@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import json
@@ -41,6 +42,30 @@ def check_owned(fd: int, path: Path, *, private: bool) -> None:
         )
 
 
+_REMOTE = {
+    0x6969: "NFS",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB",
+    0x65735546: "FUSE",
+    0x01021997: "9p",
+    0x0BD00BD0: "Lustre",
+}
+_fstatfs = ctypes.CDLL(None, use_errno=True).fstatfs
+
+
+def filesystem_type(fd: int) -> int:
+    """The magic number of the filesystem, 0 where it cannot be told."""
+    buffer = (ctypes.c_long * 64)()  # struct statfs begins with f_type, a long
+    return int(buffer[0]) & 0xFFFFFFFF if _fstatfs(fd, buffer) == 0 else 0
+
+
+def check_local(fd: int, path: Path) -> None:
+    """OSError on filesystems that other hosts share: their locks and mappings do not do what a pool needs."""
+    kind = _REMOTE.get(filesystem_type(fd))
+    if kind is not None:
+        raise OSError(errno.ENOTSUP, f"{path} lies on {kind}: a pool needs a filesystem of this host, such as /dev/shm")
+
+
 def _open_dir(path: Path, *, private: bool, create: bool) -> int:
     if create:
         with suppress(FileExistsError):
@@ -66,9 +91,18 @@ class PoolDir:
         if not _NAME.fullmatch(name):
             raise ValueError(f"pool name {name!r}: 1 to 64 of A-Z a-z 0-9 . _ -, not starting with . or -")
         base = default_root() if root is None else root
-        os.close(_open_dir(base, private=root is None, create=create))
+        above = _open_dir(base, private=root is None, create=create)
+        try:
+            check_local(above, base)
+        finally:
+            os.close(above)
         self.path = base / name
         self.fd = _open_dir(self.path, private=True, create=create)
+        try:
+            check_local(self.fd, self.path)
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -114,6 +148,8 @@ class PoolDir:
                 raise FileNotFoundError(errno.ENOENT, f"{self.path} was removed meanwhile")
             yield
         finally:
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has the descriptor too
             os.close(fd)
 
     def read_meta(self) -> dict[str, object] | None:
