@@ -109,3 +109,10 @@ def test_bc_021_a_hand_made_split():
 def test_bc_021_inconsistent_splits_are_refused_in_words(text):
     with pytest.raises(ValueError, match="layer partition"):
         layer_partition(61, 2, text)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
+def test_bc_024_replicas_share_the_saving_evenly_and_by_position_alone(replicas):
+    shares = [[block for block in range(8 * replicas) if saves_block(block, r, replicas)] for r in range(replicas)]
+    assert {len(share) for share in shares} == {8}
+    assert sorted(block for share in shares for block in share) == list(range(8 * replicas))
