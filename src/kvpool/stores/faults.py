@@ -9,7 +9,7 @@ The plan is JSON::
     }
 
 Call kinds: open, exists, lease, release, put, get, begin_write, write, commit, abort, begin_read, read, end, reserve, publish,
-discard, pin, unpin, remove, list, clear, stats, health. What a fault may say:
+discard, pin, unpin, remove, list, clear, stats, health, write_note, notes. What a fault may say:
 
 | field | meaning |
 |---|---|
@@ -109,6 +109,8 @@ KINDS = frozenset(
         "clear",
         "stats",
         "health",
+        "write_note",
+        "notes",
     ]
 )
 

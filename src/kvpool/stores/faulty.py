@@ -204,6 +204,14 @@ class FaultyStore(MappedStore):
         self.begin("clear")
         return self.inner.clear(prefix)
 
+    def write_note(self, name: bytes, text: str) -> None:
+        self.begin("write_note")
+        self.inner.write_note(name, text)
+
+    def notes(self, prefix: bytes) -> dict[bytes, str]:
+        self.begin("notes")
+        return self.inner.notes(prefix)
+
     def stats(self) -> StoreStats:
         self.begin("stats")
         return self.inner.stats()

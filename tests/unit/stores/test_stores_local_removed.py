@@ -8,7 +8,7 @@ import threading
 import lmdb
 import numpy as np
 import pytest
-from tests.unit.stores.helpers import GRANULE, get, has, key, opened, put
+from tests.unit.stores.helpers import GRANULE, batch, get, has, key, opened, put
 
 from kvpool.stores.base import Status
 from kvpool.stores.local import clients, pool, pool_dir
@@ -47,19 +47,14 @@ def test_pins_hold_when_the_pool_is_removed_while_in_use(two, pool_root, wiped):
         assert store.health() == (False, "the pool was removed while in use")
         for i in range(4, 12):
             assert put(store, [key(i)], fill=9) == [Status.FATAL]
-    text = other.put(_batch([key(20)]), 5.0).results()[0].text
+    memory = np.ones((1, GRANULE), dtype=np.uint8)
+    text = other.put(batch([key(20)], memory), 5.0).results()[0].text
     assert text == "the pool was removed while in use"
     assert bytes_at(pins.addresses[0]) == bytes([7]) * GRANULE
     assert get(other, [key("pinned")]) == [7]
     assert has(one, [key("pinned")]) == [True]
     assert other.remove([key("pinned")])[0].status is Status.BUSY
     assert bytes_at(pins.addresses[0]) == bytes([7]) * GRANULE
-
-
-def _batch(keys):
-    from tests.unit.stores.helpers import batch
-
-    return batch(keys, np.ones((len(keys), GRANULE), dtype=np.uint8))
 
 
 def test_pins_of_a_client_whose_file_alone_is_gone_hold(two, pool_root):

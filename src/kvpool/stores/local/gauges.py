@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
 
 from kvpool.stores.base import Health, StoreStats
 from kvpool.stores.local.clients import Removed
 from kvpool.stores.local.index import ENTRY, MAX_KEY, LmdbTransaction
+from kvpool.stores.local.jobs import INDEX_FULL
 from kvpool.stores.local.leases import FOREVER
 from kvpool.stores.local.pool import Pool
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.writer import Overdue
 
-_VERIFY_S = 30.0
+_PROBE_S = 0.2
 
 
 def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
@@ -30,28 +36,26 @@ def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
 
 
 def stats(pool: Pool) -> StoreStats:
-    """One consistent picture, from one transaction, without taking the write lock."""
+    """One consistent picture of the index, from one transaction, without taking the write lock; leases and pins of just after."""
 
-    def look(records: Records) -> StoreStats:
-        units = records.slabs.units(records.slabs.all())
-        peers = pool.viewers()
-        try:
-            ends = peers.stamps(units)
-        finally:
-            peers.close()
-        pinned = int((ends == FOREVER).sum())
-        limit = pool.allocator.limit(records)
-        return StoreStats(
-            capacity_bytes=limit * pool.geometry.chunk_bytes,
+    def look(records: Records) -> tuple[StoreStats, NDArray[np.int64]]:
+        numbers = StoreStats(
+            capacity_bytes=pool.allocator.limit(records) * pool.geometry.chunk_bytes,
             used_bytes=records.counter(b"used"),
             objects=records.count("objects"),
             evicted_objects=records.counter(b"evicted"),
-            leases=int((ends > time.monotonic_ns()).sum()) - pinned,
-            pinned=pinned,
             writing=records.count("reserved"),
         )
+        return numbers, records.slabs.units(records.slabs.all())
 
-    return pool.look(look)
+    numbers, units = pool.look(look)
+    peers = pool.viewers()
+    try:
+        ends = peers.stamps(units)
+    finally:
+        peers.close()
+    pinned = int((ends == FOREVER).sum())
+    return replace(numbers, pinned=pinned, leases=int((ends > time.monotonic_ns()).sum()) - pinned)
 
 
 def health(pool: Pool) -> Health:
@@ -59,15 +63,28 @@ def health(pool: Pool) -> Health:
     limit = pool.look(pool.allocator.limit)
     if pool.peers.removed():
         return Health(False, str(Removed()))
+    if pool.writer.full and not _has_room(pool):
+        return Health(False, INDEX_FULL)
     if limit == 0:
         return Health(False, "the filesystem of the pool has no room for its arena")
     return Health(True)
 
 
-def verify(pool: Pool) -> list[str]:
-    """Findings in one line each. Runs inside one write transaction, so nothing changes meanwhile."""
+def _has_room(pool: Pool) -> bool:
+    """Can the index be written again? Tried, for nothing else tells."""
     try:
-        return pool.writer.call(_Check().run, time.monotonic() + _VERIFY_S)
+        pool.writer.call(lambda records: records.add(b"probes", 1), time.monotonic() + _PROBE_S)
+    except lmdb.MapFullError:
+        return False
+    except Overdue:
+        return not pool.writer.full
+    return True
+
+
+def verify(pool: Pool) -> list[str]:
+    """Findings in one line each. Runs on a snapshot, so it sees one moment, and nobody waits for it."""
+    try:
+        return pool.look(_Check().run, long=True)
     except Overdue:
         return ["the index is busy: another process keeps its write lock"]
 

@@ -58,6 +58,9 @@ class Environment:
     objects: LmdbTable
     tables: dict[str, LmdbTable] = field(default_factory=dict)
     opening: threading.Lock = field(default_factory=threading.Lock)
+    # Held around read transactions: when two overlap, the binding may wait for a mutex of the reader table with the interpreter
+    # lock held, and a process that is stopped while it owns that mutex would freeze this one.
+    reading: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
 
 

@@ -23,6 +23,7 @@ EXISTS = Result(Status.EXISTS)
 BUSY = Result(Status.BUSY)
 MISSING = Result(Status.MISSING)
 NO_SPACE = Result(Status.NO_SPACE)
+INDEX_FULL = "the index is full: its map is too small, or a process stopped inside a read keeps old pages in use"
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 
 
@@ -35,7 +36,7 @@ def failure(error: Exception) -> Result:
     if isinstance(error, Removed):
         return Result(Status.FATAL, text=str(error))
     if isinstance(error, lmdb.MapFullError):
-        return Result(Status.NO_SPACE, text="the index is full")
+        return Result(Status.NO_SPACE, text=INDEX_FULL)
     if isinstance(error, lmdb.CorruptedError | lmdb.PanicError | lmdb.InvalidError):
         return Result(Status.FATAL, text=f"the index is damaged: {error}")
     if isinstance(error, OSError):
@@ -164,19 +165,24 @@ class RemoveStep:
         self._pool = pool
         self._keys = keys
         self._results: list[Result] | None = None
-        self._units: dict[int, int] = {}
+        self._entries: dict[int, tuple[bytes, tuple[int, int, int, int]]] = {}
 
     def __call__(self, records: Records) -> list[Result] | Again:
-        if self._results is None:
+        if self._results is None or self._undone(records):
+            self._entries.clear()
             self._results = [self._retract(records, row, key) for row, key in enumerate(self._keys)]
-            if self._units:
+            if self._entries:
                 return Again()
-        elif self._units:
+        elif self._entries:
             self._pool.evictor.sweep(records)
-            for row, unit in self._units.items():
+            for row, (_, (unit, *_)) in self._entries.items():
                 if records.txn.get(UNIT.pack(unit), db=records.tables["limbo"]) is not None:
                     self._results[row] = BUSY
         return self._results
+
+    def _undone(self, records: Records) -> bool:
+        """True when the transaction that retracted the objects was not committed after all."""
+        return any(records.entry(key) == entry for key, entry in self._entries.values())
 
     def _retract(self, records: Records, row: int, key: bytes) -> Result:
         entry = records.entry(key) if key else None
@@ -184,5 +190,5 @@ class RemoveStep:
             return MISSING
         unit, _, nbytes, generation = entry
         records.retract(key, unit, nbytes, generation, revivable=False)
-        self._units[row] = unit
+        self._entries[row] = (key, entry)
         return OK

@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -22,6 +22,7 @@ from kvpool.stores.local.fence import Fence, make_fence
 from kvpool.stores.local.geometry import Geometry, geometry_for
 from kvpool.stores.local.index import LmdbTransaction
 from kvpool.stores.local.leases import Leases
+from kvpool.stores.local.memory_limit import warn_if_over_limit
 from kvpool.stores.local.pool_dir import PoolDir, boot_id, default_root
 from kvpool.stores.local.prefault import Prefaulter
 from kvpool.stores.local.records import Records
@@ -43,6 +44,8 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
     """Join the pool, or make it; with ``dram_bytes`` None only join. OSError or ValueError with the reason in one line."""
     end = time.monotonic() + _JOIN_S
+    if dram_bytes is not None:
+        warn_if_over_limit(name, dram_bytes)
     while True:
         try:
             directory = PoolDir(root, name, create=dram_bytes is not None)
@@ -125,6 +128,8 @@ class Pool:
         self.directory = directory
         self.geometry = geometry
         self.pid = os.getpid()
+        self.calls = 0  # that run now, and whether the last one has to close the pool; counted by the store
+        self.left = False
         self._opened = ExitStack()
         self.writer: WriterThread
         try:
@@ -195,11 +200,11 @@ class Pool:
         """Run ``function`` on a read transaction whose default table is ``objects``."""
         env = self.environment.env
         try:
-            with env.begin() as txn:
+            with self.environment.reading, env.begin() as txn:
                 return function(txn)
         except lmdb.ReadersFullError:
             env.reader_check()
-            with env.begin() as txn:
+            with self.environment.reading, env.begin() as txn:
                 return function(txn)
 
     def entries(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -216,13 +221,13 @@ class Pool:
             found = dict(zip(sound, self.entries(sound), strict=True))
             return [found.get(key) for key in keys]
 
-    def look(self, function: Callable[[Records], T]) -> T:
-        """Run ``function`` on a snapshot of the index, with a slab table and a view of the clients of its own; it must not
-        write."""
+    def look(self, function: Callable[[Records], T], *, long: bool = False) -> T:
+        """Run ``function`` on a snapshot of the index, with a slab table of its own; it must not write. Other reads of this process
+        wait for it, except with ``long``: that is for rare upkeep (see Environment.reading for what it risks)."""
         environment = self.environment
         if not environment.tables:
             return self.writer.call(function, time.monotonic() + _READ_S)
-        with environment.env.begin() as txn:
+        with nullcontext() if long else environment.reading, environment.env.begin() as txn:
             return function(Records(txn, environment, SlabTable(self.geometry)))
 
     def viewers(self) -> clients.Peers:

@@ -1,10 +1,15 @@
-"""Objects written and read in pieces: layer by layer, for instance."""
+"""Objects written and read in pieces: layer by layer, for instance.
+
+Writers and readers may be used from several threads. Whatever ends one while copies run (abort, end) takes effect at once for later
+calls, and the last running copy gives the slots back: until then they stay reserved or pinned. ``commit`` waits for running copies.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 
@@ -51,8 +56,71 @@ class Written:
                 merged.append(run)
         self._runs = merged
 
+    def cut(self, start: int, end: int) -> None:
+        """These bytes are unknown again."""
+        left = [(first, min(last, start)) for first, last in self._runs]
+        right = [(max(first, end), last) for first, last in self._runs]
+        self._runs = sorted((first, last) for first, last in left + right if first < last)
+
     def covers(self, nbytes: int) -> bool:
         return self._runs == [(0, nbytes)]
+
+
+class _Copies:
+    """The copies that run now. After ``end`` no more begin, and ``last`` runs once, when none is left."""
+
+    def __init__(self, last: Callable[[Pool], None]) -> None:
+        self.lock = threading.Condition()
+        self.ended = False
+        self._running = 0
+        self._last = last
+        self._held = False
+        self._gave_back = False
+
+    @contextmanager
+    def one(self, pool: Pool) -> Iterator[bool]:
+        """Around a copy; False: it has ended, copy nothing."""
+        with self.lock:
+            allowed = not self.ended
+            self._running += allowed
+        try:
+            yield allowed
+        finally:
+            with self.lock:
+                self._running -= allowed
+                self.lock.notify_all()
+            self._give_back(pool)
+
+    def end(self, *, hold: bool = False) -> bool:
+        """Let no copy begin any more; False when it had ended before. With ``hold`` nothing is given back before ``give_back``."""
+        with self.lock:
+            if self.ended:
+                return False
+            self.ended, self._held = True, hold
+            return True
+
+    def wait(self, deadline: float) -> bool:
+        """Wait for the copies that run; False when the deadline passes before."""
+        with self.lock:
+            return self.lock.wait_for(lambda: not self._running, max(0.0, deadline - time.monotonic()))
+
+    def give_back(self, entered: Entered, mine: Pool | None) -> None:
+        """After ``end``: now, or by the last copy that runs."""
+        with self.lock:
+            self._held = False
+        try:
+            with entered() as pool:
+                if pool is mine:
+                    self._give_back(pool)
+        except Closed:
+            return
+
+    def _give_back(self, pool: Pool) -> None:
+        with self.lock:
+            if not self.ended or self._running or self._gave_back or self._held:
+                return
+            self._gave_back = True
+        self._last(pool)
 
 
 class LocalWriter(Writer):
@@ -67,6 +135,7 @@ class LocalWriter(Writer):
         self._rooms: dict[int, Room] = {}
         self._written: dict[int, Written] = {}
         self._pool: Pool | None = None
+        self._copies = _Copies(self._cancel)
         unique = list(dict.fromkeys(self._keys))
         try:
             with entered() as pool:
@@ -98,57 +167,74 @@ class LocalWriter(Writer):
     def _write(
         self, pool: Pool, rows: Sequence[int], offset: int, end: int, addresses: Addresses, sizes: Addresses
     ) -> list[Result]:
+        results = [self.results[row] if self.results[row].status is not Status.OK else _ENDED for row in rows]
         if pool is not self._pool:
             return [_ENDED] * len(rows)
-        mine = [place for place, row in enumerate(rows) if row in self._rooms]
-        offsets = np.array([self._rooms[rows[place]].offset for place in mine], dtype=np.int64)
-        if mine:
-            copy_in(pool, self._engine, offsets, starts_of(sizes, offset), addresses[mine], sizes)
-        written = Result(Status.OK, end - offset)
-        results = [self.results[row] if self.results[row].status is not Status.OK else _ENDED for row in rows]
-        for place in mine:
-            self._written[rows[place]].add(offset, end)
-            results[place] = written
+        with self._copies.one(pool) as allowed:
+            mine = [place for place, row in enumerate(rows) if row in self._rooms] if allowed else []
+            if not mine:
+                return results
+            outcome = Result(Status.OK, end - offset)
+            try:
+                offsets = np.array([self._rooms[rows[place]].offset for place in mine], dtype=np.int64)
+                copy_in(pool, self._engine, offsets, starts_of(sizes, offset), addresses[mine], sizes)
+            except Exception as error:  # noqa: BLE001 - travels in the results
+                outcome = failure(error)
+            with self._copies.lock:
+                for place in mine:
+                    written = self._written[rows[place]]
+                    (written.add if outcome.status is Status.OK else written.cut)(offset, end)
+                    results[place] = outcome
         return results
 
     def commit(self, rows: Sequence[int] | None = None) -> list[Result]:
-        chosen = set(self._rooms if rows is None else rows)
+        """Waits for running writes, until the deadline of ``begin_write`` or a second from now; over it nothing is published."""
         results = list(self.results)
-        whole = [row for row in self._rooms if row in chosen and self._written[row].covers(self._nbytes)]
-        for row in self._rooms:
-            results[row] = _DROPPED if row not in chosen else Result(Status.FATAL, text="not every byte was written")
-        rooms = [self._rooms.pop(row) for row in whole]
-        self.abort()
-        if not rooms:
-            return results
-        try:
-            with self._entered() as pool:
-                outcome = self._publish(pool, rooms, [self._keys[row] for row in whole])
-        except Closed:
-            outcome = [FATAL_CLOSED] * len(rooms)
-        for row, result in zip(whole, outcome, strict=True):
-            results[row] = Result(Status.OK, self._nbytes) if result.status is Status.OK else result
+        if not self._copies.end(hold=True):
+            return [result if result.status is not Status.OK else _ENDED for result in results]
+        deadline = max(self._deadline, time.monotonic() + 1.0)
+        waited = self._copies.wait(deadline)
+        whole = self._whole(rows, waited, results)
+        if whole:
+            outcome = self._publish([self._rooms[row] for row in whole], [self._keys[row] for row in whole], deadline)
+            for row, result in zip(whole, outcome, strict=True):
+                results[row] = Result(Status.OK, self._nbytes) if result.status is Status.OK else result
+                if result.stored:
+                    del self._rooms[row]
+        self._copies.give_back(self._entered, self._pool)
         return results
 
-    def _publish(self, pool: Pool, rooms: list[Room], keys: list[bytes]) -> list[Result]:
-        if pool is not self._pool:
-            return [_ENDED] * len(rooms)
+    def _whole(self, rows: Sequence[int] | None, waited: bool, results: list[Result]) -> list[int]:
+        """The rows to publish; ``results`` says why not of the others."""
+        chosen = set(self._rooms if rows is None else rows)
+        whole = []
+        for row in self._rooms:
+            if row not in chosen:
+                results[row] = _DROPPED
+            elif not waited:
+                results[row] = Result(Status.TRANSIENT, text="a write of it was still running")
+            elif self._written[row].covers(self._nbytes):
+                whole.append(row)
+            else:
+                results[row] = Result(Status.FATAL, text="not every byte was written")
+        return whole
+
+    def _publish(self, rooms: list[Room], keys: list[bytes], deadline: float) -> list[Result]:
         try:
-            return pool.writer.call(PublishStep(pool, rooms, keys), max(self._deadline, time.monotonic() + 1.0))
+            with self._entered() as pool:
+                if pool is not self._pool:
+                    return [_ENDED] * len(rooms)
+                return pool.writer.call(PublishStep(pool, rooms, keys), deadline)
         except Exception as error:  # noqa: BLE001 - travels in the results
-            pool.writer.submit(CancelStep(rooms))
             return [failure(error)] * len(rooms)
 
     def abort(self) -> None:
-        rooms, self._rooms = list(self._rooms.values()), {}
-        if not rooms:
-            return
-        try:
-            with self._entered() as pool:
-                if pool is self._pool:
-                    pool.writer.submit(CancelStep(rooms))
-        except Closed:
-            return
+        if self._copies.end():
+            self._copies.give_back(self._entered, self._pool)
+
+    def _cancel(self, pool: Pool) -> None:
+        if self._rooms:
+            pool.writer.cancel(CancelStep(list(self._rooms.values())))
 
 
 class LocalReader(Reader):
@@ -159,6 +245,7 @@ class LocalReader(Reader):
         self._engine = engine
         self._deadline = time.monotonic() + deadline_s
         self._pool: Pool | None = None
+        self._copies = _Copies(self._drop)
         self._units: list[int] = []
         self._places: dict[int, tuple[int, int]] = {}
         self.results = [MISSING] * len(keys)
@@ -182,25 +269,31 @@ class LocalReader(Reader):
             raise ValueError(f"bytes {offset} to {end} of an object of {self._places[short[0]][1]} bytes")
         try:
             with self._entered() as pool:
-                mine = [place for place, row in enumerate(rows) if row in self._places] if pool is self._pool else []
-                offsets = np.array([self._places[rows[place]][0] for place in mine], dtype=np.int64)
-                if mine:
-                    copy_out(pool, self._engine, offsets, starts_of(sizes, offset), addresses[mine], sizes)
+                return self._read(pool, rows, offset, end, addresses, sizes)
         except Closed:
             return [FATAL_CLOSED] * len(rows)
+
+    def _read(self, pool: Pool, rows: Sequence[int], offset: int, end: int, addresses: Addresses, sizes: Addresses) -> list[Result]:
         results = [self.results[row] if self.results[row].status is not Status.OK else _ENDED for row in rows]
-        for place in mine:
-            results[place] = Result(Status.OK, end - offset)
+        if pool is not self._pool:
+            return results
+        with self._copies.one(pool) as allowed:
+            mine = [place for place, row in enumerate(rows) if row in self._places] if allowed else []
+            if not mine:
+                return results
+            outcome = Result(Status.OK, end - offset)
+            try:
+                offsets = np.array([self._places[rows[place]][0] for place in mine], dtype=np.int64)
+                copy_out(pool, self._engine, offsets, starts_of(sizes, offset), addresses[mine], sizes)
+            except Exception as error:  # noqa: BLE001 - travels in the results
+                outcome = failure(error)
+            for place in mine:
+                results[place] = outcome
         return results
 
     def end(self) -> None:
-        units, self._units = self._units, []
-        self._places = {}
-        if not units:
-            return
-        try:
-            with self._entered() as pool:
-                if pool is self._pool:
-                    pool.leases.drop(units, FOREVER)
-        except Closed:
-            return
+        if self._copies.end():
+            self._copies.give_back(self._entered, self._pool)
+
+    def _drop(self, pool: Pool) -> None:
+        pool.leases.drop(self._units, FOREVER)

@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 _REMOVE_S = 5.0
 _DRAIN_S = 5.0
 _REMOVE_KEYS = 512
+_LONGEST_LEASE_S = 10 * 365 * 86400.0
 
 Token = tuple[Pool, list[int], int]
 SlotToken = tuple[Pool, Room]
@@ -82,16 +83,20 @@ class LocalStore(MappedStore):
         self._on_last_close = on_last_close
         self._engine = engine or copy_engine("cpu")
         self._pool: Pool | None = None
-        self._calls = 0
         self._state = threading.Condition()
         self._hits: dict[bytes, Hit] = {}
 
     # life
 
     def open(self) -> None:
+        if self._pool is not None:
+            return
+        pool = open_pool(*self._where)  # may wait long: no lock is held
         with self._state:
             if self._pool is None:
-                self._pool = open_pool(*self._where)
+                self._pool = pool
+                return
+        pool.close("keep")  # another thread was faster
 
     def close(self) -> None:
         with self._state:
@@ -99,10 +104,11 @@ class LocalStore(MappedStore):
             if pool is None or pool.pid != os.getpid():
                 return
             end = time.monotonic() + _DRAIN_S
-            while self._calls and (left := end - time.monotonic()) > 0:
+            while pool.calls and (left := end - time.monotonic()) > 0:
                 self._state.wait(left)
-            if self._calls:
-                return  # a call is stuck: its memory must stay mapped; the process's end cleans up
+            if pool.calls:
+                pool.left = True  # a call is stuck: its memory must stay mapped until it ends
+                return
         pool.close(self._on_last_close)
 
     @contextmanager
@@ -112,14 +118,17 @@ class LocalStore(MappedStore):
             pool = self._pool
             if pool is None or pool.pid != os.getpid():
                 raise Closed
-            self._calls += 1
+            pool.calls += 1
         try:
             yield pool
         finally:
             with self._state:
-                self._calls -= 1
-                if not self._calls:
+                pool.calls -= 1
+                last = not pool.calls
+                if last:
                     self._state.notify_all()
+            if last and pool.left and pool.pid == os.getpid():
+                pool.close(self._on_last_close)
 
     # lookups
 
@@ -140,7 +149,7 @@ class LocalStore(MappedStore):
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         now = time.monotonic_ns()
-        until = now + max(0, int(seconds * 1e9))
+        until = now + int(max(0.0, min(seconds, _LONGEST_LEASE_S)) * 1e9)
         answers: list[Answer] = [MISS] * len(keys)
         try:
             with self._entered() as pool:
@@ -237,7 +246,7 @@ class LocalStore(MappedStore):
     def discard(self, slots: Sequence[Slot]) -> None:
         try:
             with self._entered() as pool:
-                pool.writer.submit(CancelStep([self._room(pool, slot) for slot in slots]))
+                pool.writer.cancel(CancelStep([self._room(pool, slot) for slot in slots]))
         except Closed:
             return
 

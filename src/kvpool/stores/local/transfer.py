@@ -102,11 +102,15 @@ def get(pool: Pool, engine: CopyEngine, batch: Batch, deadline: float) -> list[R
         starts = starts_of(batch.sizes)
         read = Result(Status.OK, nbytes)
         for part in parts(len(rows), nbytes, pool.geometry.capacity):
-            overdue = time.monotonic() >= deadline
-            if not overdue:
-                copy_out(pool, engine, offsets[part], starts, batch.addresses[rows[part]], batch.sizes)
+            outcome = OVERDUE
+            if time.monotonic() < deadline:
+                try:
+                    copy_out(pool, engine, offsets[part], starts, batch.addresses[rows[part]], batch.sizes)
+                    outcome = read
+                except Exception as error:  # noqa: BLE001 - travels in the results
+                    outcome = failure(error)
             for row in rows[part].tolist():
-                results[row] = OVERDUE if overdue else read
+                results[row] = outcome
     finally:
         pool.leases.drop(pinned.units, FOREVER)
     return results
@@ -184,7 +188,7 @@ class Put:
             outcome = [failure(error)] * len(rooms)
         finally:
             if not published:
-                self._pool.writer.submit(CancelStep(rooms))
+                self._pool.writer.cancel(CancelStep(rooms))
         for room, result in zip(rooms, outcome, strict=True):
             grant.results[room.row] = self._stored if result.status is Status.OK else result
 

@@ -2,6 +2,9 @@
 
 LMDB's lock has no timeout: a process that is stopped while it holds it blocks every other writer. So callers hand their
 transaction to this thread as a job and wait with a deadline of their own. A job that its caller gave up on is never committed.
+
+A process that ends or stops inside a read transaction keeps the pages it could read from being used again, and the index grows.
+So dead readers are looked for now and then, and before the index counts as full.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from kvpool.stores.local.records import Records
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_CHECK_EVERY = 1000  # transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Job(Generic[T]):
         self.step = step
         self.lock = threading.Lock()
         self.given_up = False
+        self.owed = False
         self._done = threading.Event()
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -82,6 +88,9 @@ class WriterThread:
         self._records = records
         self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._closed = False
+        self._owed: list[Callable[[Records], Any]] = []
+        self._count = 0
+        self.full = False  # the last transaction found no room in the index
         self._thread = threading.Thread(target=self._run, name="kvpool-index-writer", daemon=True)
         self._thread.start()
 
@@ -91,6 +100,14 @@ class WriterThread:
         job: Job[T] = Job(step)
         self._jobs.put(job)
         return job
+
+    def cancel(self, step: Callable[[Records], int]) -> None:
+        """Run a step that gives something back; when it fails it is tried again before each later job."""
+        if self._closed:
+            raise Closed
+        job: Job[int] = Job(step)
+        job.owed = True
+        self._jobs.put(job)
 
     def call(self, step: Callable[[Records], T | Again], deadline: float) -> T:
         """Run a step and wait for it."""
@@ -107,13 +124,41 @@ class WriterThread:
         while (job := self._jobs.get()) is not None:
             try:
                 open_tables(self._environment)
-                while not job.given_up and (again := self._step(job)) is not None:
+                self._pay()
+                while not job.given_up and (again := self._attempt(job)) is not None:
                     if again.outside is not None:
                         again.outside()
             except BaseException as error:  # the caller gets it; this thread must live on
                 if not isinstance(error, lmdb.Error | OSError):  # those are told to the caller, this is a defect of ours
                     logger.warning("a job of the index failed", exc_info=True)
+                if job.owed:
+                    self._owed.append(job.step)
                 job.fail(error)
+
+    def _pay(self) -> None:
+        """Make up for what could not be given back before."""
+        if not self._owed:
+            return
+        owed = list(self._owed)
+        with suppress(lmdb.Error, OSError):
+            self._attempt(Job(lambda records: [step(records) for step in owed]))
+            self._owed.clear()
+
+    def _attempt(self, job: Job[Any]) -> Again | None:
+        self._count += 1
+        if self._count % _CHECK_EVERY == 0:
+            self._env.reader_check()
+        try:
+            again = self._step(job)
+        except lmdb.MapFullError:
+            self._env.reader_check()
+            try:
+                again = self._step(job)
+            except lmdb.MapFullError:
+                self.full = True
+                raise
+        self.full = False
+        return again
 
     def _step(self, job: Job[Any]) -> Again | None:
         """One transaction of a job; what to do before the next one, None when there is none."""
