@@ -156,3 +156,20 @@ def test_an_error_late_in_open_leaks_nothing(pool_root, monkeypatch):
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (fds, threads)
     assert list((pool_root / "unit" / "clients").iterdir()) == []
     opened(pool_root, SIZE).close()
+
+
+def test_a_new_pool_in_the_place_of_a_removed_one(two, pool_root):
+    put(two[0], [key("a")], fill=1)
+    shutil.rmtree(pool_root / "unit")
+    fresh = opened(pool_root, SIZE, on_last_close="remove")
+    assert has(fresh, [key("a")]) == [False]
+    assert put(fresh, [key("a")], fill=2) == [Status.OK]
+    for i in range(8):
+        assert put(fresh, [key(i)]) == [Status.OK]
+        assert put(two[1], [key(i)]) == [Status.FATAL]
+    assert get(two[1], [key("a")]) == [1]
+    two[0].close()
+    assert fresh.health().ok
+    assert put(fresh, [key("b")]) == [Status.OK]
+    fresh.close()
+    assert not (pool_root / "unit").exists()

@@ -192,16 +192,17 @@ class LocalWriter(Writer):
         results = list(self.results)
         if not self._copies.end(hold=True):
             return [result if result.status is not Status.OK else _ENDED for result in results]
-        deadline = max(self._deadline, time.monotonic() + 1.0)
-        waited = self._copies.wait(deadline)
-        whole = self._whole(rows, waited, results)
-        if whole:
-            outcome = self._publish([self._rooms[row] for row in whole], [self._keys[row] for row in whole], deadline)
-            for row, result in zip(whole, outcome, strict=True):
-                results[row] = Result(Status.OK, self._nbytes) if result.status is Status.OK else result
-                if result.stored:
-                    del self._rooms[row]
-        self._copies.give_back(self._entered, self._pool)
+        try:
+            deadline = max(self._deadline, time.monotonic() + 1.0)
+            whole = self._whole(rows, self._copies.wait(deadline), results)
+            if whole:
+                outcome = self._publish([self._rooms[row] for row in whole], [self._keys[row] for row in whole], deadline)
+                for row, result in zip(whole, outcome, strict=True):
+                    results[row] = Result(Status.OK, self._nbytes) if result.status is Status.OK else result
+                    if result.stored:
+                        del self._rooms[row]
+        finally:
+            self._copies.give_back(self._entered, self._pool)
         return results
 
     def _whole(self, rows: Sequence[int] | None, waited: bool, results: list[Result]) -> list[int]:
