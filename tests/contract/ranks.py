@@ -109,6 +109,12 @@ class Rank:
         wrong = (held != values(states, self.layers[group], self.heads, weights)).any(axis=(1, 2, 3)) | (blocks == 0)
         return sorted({int(p) // self.spec.block_size for p in np.flatnonzero(wrong) + first})
 
+    def _shard_name(self, span: list[int], drafts: bool) -> str:
+        """As the worker has named it where the rank is in the name: a drafter's heads are its own affair."""
+        name = str(Shard(self.heads.start, self.heads.stop - 1, tuple(span)))
+        told = [shard for _, shard, _ in self.worker_side.info.shards]
+        return next(shard for shard in told if shard.endswith(name[name.index("_l") :])) if drafts else name
+
     def shards(self) -> dict[tuple[int, str], tuple[list[int], range]]:
         """(group, shard) -> layers and heads of an object."""
         found = {}
@@ -116,6 +122,5 @@ class Rank:
             target = self.spec.num_layers - self.spec.draft_layers
             for span in ([i for i in layers if i < target], [i for i in layers if i >= target]):
                 if span:
-                    shard = Shard(self.heads.start, self.heads.stop - 1, tuple(span))
-                    found[(group, str(shard))] = (span, self.heads)
+                    found[(group, self._shard_name(span, drafts=span[0] >= target))] = (span, self.heads)
         return found

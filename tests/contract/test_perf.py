@@ -115,7 +115,7 @@ def test_bc_165_the_cost_of_a_step_does_not_grow_with_the_context():
         state.offered = [blocks]
         started = time.process_time()
         for _ in range(2000):
-            assert not offers.due(state, blocks * 16 + 1, blocks * 16 + 2)
+            assert not offers.due(state, blocks * 16 + 1, blocks * 16 + 2, room=100)
         return time.process_time() - started
 
     cost(100)

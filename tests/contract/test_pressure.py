@@ -49,7 +49,7 @@ def test_bc_112_saves_behind_a_hung_one_are_given_up_and_offered_again(start, mo
     time.sleep(0.5)
     gate.set()
     engine.settle()
-    engine.until(lambda: int(engine.ranks[0].worker_side._breaker.state) == 0, step=True)
+    engine.until(lambda: int(engine.ranks[0].worker_side._save_breaker.state) == 0, step=True)
     for i in range(3):
         engine.ask(f"b{i}", [i, *PROMPT])
         engine.settle()

@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kvpool.engine.fingerprint import weights_digest
+from kvpool.engine.fingerprint import WEIGHT_SUFFIXES, weights_digest
 
-if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
-
-CACHE_LIMIT = 1024
-Stamp = tuple[tuple[str, int, int], ...]
+SMALL = 1 << 20  # files up to this size that are no weights count whole: the settings are among them
+Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 
 class AdapterDigests:
-    """Digests of adapter folders, read again when a file has changed."""
+    """Digests of adapter folders, each as it was when this engine first saw it. Thread-safe; reads files, so not for the
+    engine's thread.
+
+    A folder that changes later is not pooled again until the engine restarts: nobody outside the worker knows when, or whether,
+    it loads the new files.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Stamp, str | None]] = {}
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Stamp, str]] = {}
+        self.retired: set[str] = set()
 
-    def digest(self, adapter: LoRARequest | None) -> str | None:
-        """``""`` without an adapter; None for one whose files cannot be read here: its KV is not pooled."""
-        if adapter is None:
-            return ""
-        folder = Path(adapter.lora_path)
+    def digest(self, path: str) -> str | None:
+        """None for an adapter whose files cannot be read here or have changed: its KV is not pooled."""
+        folder = Path(path)
         try:
-            stamp = tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(folder.iterdir()))
-            known = self._known.get(adapter.lora_path)
-            if known is None or known[0] != stamp:
-                if len(self._known) >= CACHE_LIMIT:
-                    self._known.clear()
-                known = self._known[adapter.lora_path] = (stamp, weights_digest(folder))
+            with self._lock:
+                known = self._known.get(path)
+                stamp = _stamp(folder)
+                if known is None:
+                    known = self._known[path] = (stamp, _digest(folder))
         except OSError:
             return None
-        return known[1]
+        if known[0] != stamp:
+            self.retired.add(known[1])
+        return None if known[1] in self.retired else known[1]
+
+
+def _stamp(folder: Path) -> Stamp:
+    infos = [(f.name, f.stat()) for f in sorted(folder.iterdir())]
+    return tuple((name, i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_ino) for name, i in infos)
+
+
+def _digest(folder: Path) -> str:
+    """OSError where there are no weights."""
+    weights = weights_digest(folder)
+    if weights is None:
+        raise FileNotFoundError(f"{folder} holds no weights")
+    digest = hashlib.sha256(weights.encode())
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and file.stat().st_size <= SMALL:
+            digest.update(f"|{file.name}:".encode() + file.read_bytes())
+    return digest.hexdigest()[:32]

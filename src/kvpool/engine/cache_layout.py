@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ from kvpool.core.keys import Shard
 from kvpool.core.layout import BlockLayout, PageRun, page_geometry
 from kvpool.core.namespace import NamespaceInputs
 from kvpool.core.shards import HeadSpan, head_span
+from kvpool.engine.fingerprint import weights_digest
 from kvpool.engine.groups import pool_groups
-from kvpool.engine.identity import model_identity
+from kvpool.engine.identity import local_folder, model_identity
 
 if TYPE_CHECKING:
     import torch
@@ -52,9 +54,11 @@ def describe_caches(
         widths |= {run.nbytes // (spec.block_size * local_heads) for run in runs}
         target = sorted((r for r in runs if r.layer < num_layers), key=lambda r: (r.layer, r.name))
         drafts = sorted((r for r in runs if r.layer >= num_layers), key=lambda r: (r.layer, r.name))
-        for span in (target, drafts):
-            if span:
-                layouts.append(_layout(index, span, heads, shard_note))
+        if target:
+            layouts.append(_layout(index, target, heads, shard_note))
+        if drafts:
+            # How a drafter shards its heads is its own affair: every rank counts as holding heads of its own.
+            layouts.append(_layout(index, drafts, *_draft_heads(vllm_config)))
     tensors = list(caches.values())
     inputs = NamespaceInputs(
         model=identity.text,
@@ -78,6 +82,15 @@ def _heads(vllm_config: VllmConfig) -> tuple[HeadSpan, str]:
         # Which ranks hold the same heads differs by layer: every rank counts as holding heads of its own.
         return HeadSpan(tp.rank_in_group, tp.rank_in_group, 0, 1), f"t{tp.world_size}"
     return head_span(total, tp.world_size, tp.rank_in_group), ""
+
+
+def _draft_heads(vllm_config: VllmConfig) -> tuple[HeadSpan, str]:
+    tp, speculative = get_tp_group(), vllm_config.speculative_config
+    drafter = getattr(speculative, "draft_model_config", None)
+    name = str(drafter.model) if drafter is not None else ""
+    folder = local_folder(name, None, None) if name else None
+    known = (weights_digest(folder) if folder is not None else None) or hashlib.sha256(name.encode()).hexdigest()
+    return HeadSpan(tp.rank_in_group, tp.rank_in_group, 0, 1), f"t{tp.world_size}d{known[:8]}"
 
 
 def _varied_heads(hf_config: object, total: int) -> bool:

@@ -29,10 +29,10 @@ def model_identity(config: VllmConfig, cache_namespace: str | None) -> Identity:
         return Identity(f"name:{cache_namespace}")
     model, load = config.model_config, config.load_config
     settings = json.dumps(_clean(model.hf_config.to_dict()), sort_keys=True, default=str)
-    parts = [settings, str(model.dtype), str(model.quantization), str(load.load_format)]
+    parts = [settings, str(model.dtype), str(model.quantization), str(load.model_loader_extra_config or "")]
     private = ""
     if str(load.load_format).endswith("dummy"):
-        parts.append(f"seed {model.seed}")
+        parts.append(f"dummy, seed {model.seed}")
     else:
         weights = _weights(config)
         parts.append(weights or "unknown")
@@ -44,7 +44,7 @@ def model_identity(config: VllmConfig, cache_namespace: str | None) -> Identity:
 def _weights(config: VllmConfig) -> str | None:
     model = config.model_config
     for name in (getattr(model, "model_weights", ""), model.model):
-        folder = _local_folder(str(name), model.revision, config.load_config.download_dir) if name else None
+        folder = local_folder(str(name), model.revision, config.load_config.download_dir) if name else None
         if folder is not None and (digest := weights_digest(folder)) is not None:
             return digest
     return None
@@ -58,7 +58,7 @@ def _clean(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _local_folder(model: str, revision: str | None, cache: str | None) -> Path | None:
+def local_folder(model: str, revision: str | None, cache: str | None) -> Path | None:
     path = Path(model)
     if path.exists():
         return path

@@ -75,7 +75,7 @@ class JobTable:
         now = time.monotonic()
         for opened in self._jobs.values():
             if opened.renewal is not None and opened.renewal.done():
-                opened.lease, opened.renewal = opened.renewal.value, None
+                opened.lease, opened.renewal = opened.renewal.value or opened.lease, None
             due = opened.lease is not None and opened.lease.until - now < self._lease_s / 2
             if due and opened.renewal is None and opened.lease is not None:
                 opened.renewal = self._service.renew(opened.lease)
@@ -84,6 +84,11 @@ class JobTable:
         """Whether a job is open that can still end in time: the engine keeps stepping to hear of it."""
         now = time.monotonic()
         return any(now - opened.started < opened.job.deadline_s for opened in self._jobs.values())
+
+    def overdue(self) -> bool:
+        """Whether some job is past its deadline: its call may still be at the blocks."""
+        now = time.monotonic()
+        return any(now - opened.started >= opened.job.deadline_s for opened in self._jobs.values())
 
     def free_blocks_soon(self) -> bool:
         """Whether a young save is all that keeps some block from being free."""

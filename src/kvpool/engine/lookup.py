@@ -43,9 +43,9 @@ class Lookup:
         """Seconds since it was asked for."""
         return time.monotonic() - self.asked
 
-    def running(self) -> float:
-        """Seconds that the store has had; 0 while it waits for its turn."""
-        return time.monotonic() - self.ticket.started if self.ticket.started is not None else 0.0
+    def queued(self) -> bool:
+        """Whether it still waits for its turn behind other lookups."""
+        return self.ticket.started is None
 
 
 class LookupService:
@@ -81,14 +81,21 @@ class LookupService:
             self._threads.submit(lambda: self._store.release(lease))
 
     def renew(self, lease: Lease) -> Ticket[Lease]:
-        """Lease the same objects anew; the old lease is released once the new one stands."""
+        """Lease the same objects anew; whichever of the two leases is not the answer is released."""
 
         def task() -> Lease:
-            fresh = self._store.lease(lease.keys, self._lease_s)
-            self._store.release(lease)
-            return fresh
+            fresh = _lease(self._store, list(lease.keys), self._lease_s)
+            if fresh is None:
+                return lease
+            whole = all(isinstance(answer, Hit) for answer in fresh.answers)
+            self._store.release(lease if whole else fresh)
+            return fresh if whole else lease
 
         return self._threads.submit(task)
+
+    def stuck_for(self) -> float:
+        """Seconds for which the store has kept every lookup thread."""
+        return self._threads.stuck_for()
 
     def run(self, task: Callable[[], T]) -> Ticket[T]:
         """Run something that asks the store off the engine's thread."""

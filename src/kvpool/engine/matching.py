@@ -50,7 +50,7 @@ class Matcher:
         """Tokens that the pool can supply beyond ``computed``; None means ask again. May be called any number of times."""
         request = state.request
         limit = self._limit(request)
-        if limit <= computed or request.skip_reading_prefix_cache or state.loads_failed:
+        if limit <= computed or request.skip_reading_prefix_cache or state.loads_failed or state.gave_up:
             self.forget(state)
             return 0
         found = self._answer(state, computed, limit, space)
@@ -58,10 +58,30 @@ class Matcher:
             return None
         tokens = found.tokens - computed
         if 0 < tokens < self._limits.min_hit_tokens:
-            self._count(state, computed, limit, 0, "below_min_hit")
+            state.outcome = (limit - computed, 0, "below_min_hit")
             return 0
-        self._count(state, computed, limit, max(0, tokens), found.reason)
+        state.outcome = (limit - computed, max(0, tokens), found.reason)
         return max(0, tokens)
+
+    def count(self, state: RequestState, loading: bool) -> None:
+        """Once per admission: what was asked for and what of it the request gets."""
+        if state.outcome is None:
+            return
+        queried, tokens, reason = state.outcome
+        state.outcome = None
+        self._stats.add("lookups")
+        self._stats.add("queried_tokens", queried)
+        if tokens and not loading:
+            self._stats.add("misses/reason=unused")  # vLLM, or another connector, had something better
+        else:
+            self._stats.add("hit_tokens", tokens)
+            self._stats.add("hits" if tokens else f"misses/reason={reason}")
+
+    def may_wait(self, state: RequestState) -> bool:
+        """Whether a request may be asked about again because something is not known yet: for as long as a lookup may take."""
+        if state.waiting_since is None:
+            state.waiting_since = time.monotonic()
+        return time.monotonic() - state.waiting_since < self._limits.timeout_s
 
     def forget(self, state: RequestState) -> None:
         """Drop the lookup and its lease."""
@@ -82,7 +102,6 @@ class Matcher:
         if lookup is None:
             if not self._breaker.allow():
                 return Found(computed, "breaker_open")
-            state.counted = False
             lookup = state.lookup = self._service.start(space, list(state.request.block_hashes), computed, limit)
         if state.found is not None:
             return state.found
@@ -92,34 +111,20 @@ class Matcher:
         if not done and lookup.age() < self._limits.timeout_s:
             return None
         if not done or lookup.ticket.value is None:
-            # Waiting for a turn behind other lookups says nothing about the store.
-            if done or lookup.running() >= self._limits.timeout_s / 2:
+            # Waiting for a turn behind other lookups says nothing about the store, unless it keeps all threads.
+            if not lookup.queued() or self._service.stuck_for() >= self._limits.timeout_s:
                 self._breaker.failure()
             self.forget(state)
-            # One failed lookup per request: it goes on without the pool instead of asking again.
-            state.loads_failed += 1
-            return self._gave_up(state, computed, limit, "timeout" if not done else "unknown")
+            # Once per admission: the request goes on without the pool instead of asking again.
+            state.gave_up = True
+            return Found(computed, "unknown" if done else "timeout")
         found = lookup.ticket.value
         self._breaker.failure() if found.reason == "unknown" else self._breaker.success()
         self._stats.add("lookup_seconds", found.seconds)
         state.found = found
         return found
 
-    def _gave_up(self, state: RequestState, computed: int, limit: int, reason: str) -> Found:
-        found = Found(computed, reason)
-        self._count(state, computed, limit, 0, reason)
-        return found
-
     def _stale(self, state: RequestState) -> bool:
         """A lease about to end does not cover a load that starts now."""
         lease = state.found.lease if state.found is not None else None
         return lease is not None and lease.until - time.monotonic() < self._limits.lease_s / 2
-
-    def _count(self, state: RequestState, computed: int, limit: int, tokens: int, reason: str) -> None:
-        if state.counted:
-            return
-        state.counted = True
-        self._stats.add("lookups")
-        self._stats.add("queried_tokens", max(0, limit - computed))
-        self._stats.add("hit_tokens", tokens)
-        self._stats.add("hits" if tokens else f"misses/reason={reason}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvpool.engine.lookup import Found, Lookup
+from kvpool.engine.threads import Ticket
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -20,11 +21,13 @@ class RequestState:
     found: Found | None = None  # the answer of ``lookup``, its lease still ours
     computed: int = 0  # tokens the engine held by itself when it was last asked
     load_job: int | None = None
-    loads_failed: int = 0
+    loads_failed: int = 0  # since it last computed something
+    gave_up: bool = False  # its lookup took too long, in this admission
     offered: list[int] = field(default_factory=list)
-    adapter: str | None = ""  # digest of its adapter's files; None: its KV is not pooled
+    adapter: Ticket[str | None] | None = None  # digest of its adapter's files, when there is one
+    waiting_since: float | None = None
     look_again_at: float = 0.0
     seen_unsaved: int = 0  # how far it has looked through the blocks that were offered in vain
     # KV of before a cache reset: it may be used by this request, never stored
     stale: bool = False
-    counted: bool = False  # its lookup has been counted in the metrics
+    outcome: tuple[int, int, str] | None = None  # of its lookup, not counted yet: tokens asked for, tokens found, reason

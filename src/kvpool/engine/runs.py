@@ -16,15 +16,15 @@ class JobRun:
     def __init__(self, job: LoadJob | SaveJob) -> None:
         self.job = job
         self._lock = threading.Lock()
-        self._submitted = time.monotonic()
-        self._begun = False
+        self._begun_at: float | None = None
         self._concluded = False
 
     def begin(self) -> bool:
         """Called by the thread that takes the job; False when it has been given up meanwhile."""
         with self._lock:
-            self._begun = not self._concluded
-            return self._begun
+            if not self._concluded:
+                self._begun_at = time.monotonic()
+            return not self._concluded
 
     def conclude(self) -> bool:
         """True for the one who may report how the job ended."""
@@ -32,11 +32,14 @@ class JobRun:
             first, self._concluded = not self._concluded, True
             return first
 
-    def overdue(self) -> bool:
-        return time.monotonic() - self._submitted > self.job.deadline_s + GRACE_S
+    def overdue(self, stuck_for: float) -> bool:
+        """Past its deadline, which runs from when a thread took it; or waiting for threads that are all stuck for as long."""
+        with self._lock:
+            spent = time.monotonic() - self._begun_at if self._begun_at is not None else stuck_for
+        return spent > self.job.deadline_s + GRACE_S
 
     @property
     def begun(self) -> bool:
         """Whether a thread has taken the job, so that its call may touch the blocks until it returns."""
         with self._lock:
-            return self._begun
+            return self._begun_at is not None

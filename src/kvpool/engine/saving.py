@@ -44,13 +44,13 @@ class SaveOffers:
     def forget_unsaved(self) -> None:
         self._unsaved.clear()
 
-    def due(self, state: RequestState, start: int, end: int) -> bool:
+    def due(self, state: RequestState, start: int, end: int, room: int) -> bool:
         """Whether ``offer`` may have something to do: told without the block tables, which are long and costly to get."""
         if not state.offered:
             state.offered = [start // group.block_size for group in self._groups]
         end, hashes = self._end(state, end), len(state.request.block_hashes)
         filled = (min(end // group.block_size, hashes // group.units) for group in self._groups)
-        return self._again(state) or any(last > first for last, first in zip(filled, state.offered, strict=True))
+        return (room > 0 and self._again(state)) or any(last > first for last, first in zip(filled, state.offered, strict=True))
 
     def _end(self, state: RequestState, end: int) -> int:
         return end if self._save_decode else min(end, state.request.num_prompt_tokens)
@@ -64,7 +64,7 @@ class SaveOffers:
 
         ``tables[g]`` is the block table of group g; null blocks (id 0) are skipped.
         """
-        if not self.due(state, start, end):
+        if not self.due(state, start, end, room):
             return Offer([], 0)
         end, again = self._end(state, end), room > 0 and self._again(state)
         parts: list[JobPart] = []

@@ -11,7 +11,6 @@ from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.diagnosis import likely_cause
 from kvpool.core.hits import needed_blocks
 from kvpool.core.jobs import BlockName, Job, JobPart, JobReport, LoadJob, SaveJob, block_names
-from kvpool.core.keys import group_hashes
 from kvpool.core.recent import RecentSet
 from kvpool.engine.adapters import AdapterDigests
 from kvpool.engine.agreement import Agreement, Space
@@ -75,7 +74,8 @@ class SchedulerSide:
         self._jobs = JobTable(self._service, self._pins, self._setup.world_size, self._lease_s)
         # vLLM refuses to reset its prefix cache while any block is in use; our pins only keep blocks from being handed out.
         reset = manager.reset_prefix_cache
-        manager.reset_prefix_cache = lambda: self._pins.lifted(reset)  # type: ignore[method-assign]
+        # With a job past its deadline it refuses as ever: a call may still be at memory that vLLM would give away.
+        manager.reset_prefix_cache = lambda: reset() if self._jobs.overdue() else self._pins.lifted(reset)  # type: ignore[method-assign]
 
     def meet(self, rank: RankInfo) -> None:
         """A worker's handshake. RuntimeError naming the field where ranks disagree."""
@@ -87,6 +87,7 @@ class SchedulerSide:
             inputs = self._agreement.inputs
             logger.info("kvpool: namespace %s of %s", self._agreement.namespace, inputs.to_json() if inputs else "")
             self._service.run(lambda: self._agreement.note(self._store))
+        self._state(request)
 
     def _explain(self, unknown: int) -> str:
         options = self._setup.options
@@ -97,20 +98,28 @@ class SchedulerSide:
     def _state(self, request: Request) -> RequestState:
         state = self._requests.get(request.request_id)
         if state is None or state.request is not request:
-            adapter = self._adapters.digest(request.lora_request)
-            state = self._requests[request.request_id] = RequestState(request, adapter=adapter)
+            state = self._requests[request.request_id] = RequestState(request)
+            if request.lora_request is not None:
+                path = request.lora_request.lora_path
+                state.adapter = self._service.run(lambda: self._adapters.digest(path))
         return state
 
     def _space(self, state: RequestState) -> Space | None:
-        if state.adapter is None or not self._agreement.ready:
+        """Where the request's KV lives; None when it is not pooled (or not yet known to be)."""
+        if not self._agreement.ready:
             return None
-        return self._agreement.space(state.adapter)
+        if state.adapter is None:
+            return self._agreement.space()
+        digest = state.adapter.value if state.adapter.done() else None
+        return self._agreement.space(digest) if digest and digest not in self._adapters.retired else None
 
     # ---- loads --------------------------------------------------------------------------------------------------------------
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         state = self._state(request)
         state.computed = computed
+        if state.adapter is not None and not state.adapter.wait(0) and self._matcher.may_wait(state):
+            return None, False
         space = self._space(state)
         if not self._setup.loads or self._workers_down or space is None:
             return 0, False
@@ -126,8 +135,11 @@ class SchedulerSide:
         state = self._state(request)
         if self._local_stale and state.computed > 0:
             state.stale = True
+        self._matcher.count(state, loading=tokens > 0)
         space = self._space(state)
         if tokens <= 0 or space is None:
+            # It computes now: whatever went wrong before is behind it.
+            state.loads_failed, state.gave_up = 0, False
             if state.load_job is None:
                 self._matcher.forget(state)
             return
@@ -146,7 +158,7 @@ class SchedulerSide:
             # Every block that vLLM gave a place is loaded: one left out would be cached by vLLM with whatever it holds.
             blocks = [i for i in range(computed // group.block_size, end // group.block_size) if table[i] != 0]
             assert set(needed_blocks(group, computed, end)) <= set(blocks), "vLLM gave no place to a block that the hit needs"
-            names = [h for i in blocks for h in group_hashes(hashes, group.units, i, i + 1)]
+            names: list[bytes] = [hashes[i * group.units + group.units - 1] for i in blocks]
             parts.append(JobPart(index, blocks, names, [table[i] for i in blocks]))
         return parts
 
@@ -179,12 +191,12 @@ class SchedulerSide:
 
     def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
         state, blocks = self._requests.get(request_id), output.kv_connector_block_state
-        if state is None or state.stale or blocks is None or not self._offers.due(state, start, start + scheduled):
+        room = 0 if self._workers_down else self._pins.room()
+        if state is None or state.stale or blocks is None or not self._offers.due(state, start, start + scheduled, room):
             return None
         space, tables = self._space(state), blocks.get_block_ids(request_id)
         if space is None or tables is None:
             return None
-        room = 0 if self._workers_down else self._pins.room()
         parts, dropped = self._offers.offer(state, start, start + scheduled, tables, room)
         if dropped:
             self.stats.add("dropped_blocks", dropped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         kv_load_failure_policy=transfer.kv_load_failure_policy,
     )
     if log:
-        _log_start(loaded.warnings, transfer.kv_load_failure_policy)
+        _log_start(loaded.warnings, _parent_policy() or transfer.kv_load_failure_policy)
         reason = _async_reason(vllm_config, len(kv_config.kv_cache_groups))
         if reason and not loaded.options.load_async:
             logger.info("kvpool: loads are asynchronous, although load_async is false: %s", reason)
@@ -95,9 +96,20 @@ def _async_reason(vllm_config: VllmConfig, num_groups: int) -> str:
     if vllm_config.max_concurrent_batches > 1:
         return "the next step is planned before a failed load of this one is known"
     transfer = vllm_config.kv_transfer_config
-    if transfer is not None and transfer.kv_load_failure_policy == "recompute":
+    policy = _parent_policy() or (transfer.kv_load_failure_policy if transfer is not None else "fail")
+    if policy == "recompute":
         return "other requests may build on a synchronous load before its failure is known, and vLLM recomputes only one of them"
     return ""
+
+
+def _parent_policy() -> str | None:
+    """The policy of the MultiConnector that is making us: the one that counts, and vLLM 0.32 tells a child only its own default."""
+    frame = sys._getframe()
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        maker = frame.f_locals.get("self")
+        if type(maker).__name__ == "MultiConnector" and hasattr(maker, "_kv_transfer_config"):
+            return str(maker._kv_transfer_config.kv_load_failure_policy)
+    return None
 
 
 def _drafts_from_hidden_states(vllm_config: VllmConfig) -> bool:

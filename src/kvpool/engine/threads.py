@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from vllm.logger import init_logger
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 class Ticket(Generic[T]):
     """The outcome of one task: ``wait`` for it, then read ``value`` or ``error``."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Callable[[], T]) -> None:
+        self._task: Callable[[], T] | None = task
         self._ready = threading.Event()
         self._lock = threading.Lock()
         self._ended = False
         self._then: list[Callable[[Ticket[T]], None]] = []
         self.started: float | None = None  # time.monotonic() when a thread took it
-        self._cancelled = False
         self.value: T | None = None
         self.error: BaseException | None = None
 
@@ -43,21 +43,22 @@ class Ticket(Generic[T]):
         call(self)
 
     def cancel(self) -> None:
-        """Not worth running any more; one that runs already goes on."""
-        self._cancelled = True
+        """Not worth running any more: what it holds is dropped. One that runs already goes on."""
+        self._task = None
 
-    def run(self, task: Callable[[], T]) -> None:
+    def run(self, failure: Exception | None) -> None:
+        """In the thread that takes it. ``failure``: why this thread can run nothing."""
         self.started = time.monotonic()
+        task, self._task = self._task, None
         try:
-            if not self._cancelled:
+            if failure is not None:
+                raise failure
+            if task is not None:
                 self.value = task()
         except Exception as error:
             logger.exception("kvpool: a background task failed")
             self.error = error
-        self._end()
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
+        del task
         self._end()
 
     def _end(self) -> None:
@@ -79,15 +80,23 @@ class WorkerThreads:
 
     def __init__(self, name: str, count: int, on_start: Callable[[], None] | None = None) -> None:
         self._on_start = on_start
-        self._queue: queue.SimpleQueue[tuple[Ticket, Callable] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._loop, name=f"kvpool-{name}-{i}", daemon=True) for i in range(count)]
+        self._queue: queue.SimpleQueue[Ticket[Any] | None] = queue.SimpleQueue()
+        self._since: list[float | None] = [None] * count  # when each thread took the task it is at
+        self._threads = [
+            threading.Thread(target=self._loop, args=(i,), name=f"kvpool-{name}-{i}", daemon=True) for i in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, task: Callable[[], T]) -> Ticket[T]:
-        ticket: Ticket[T] = Ticket()
-        self._queue.put((ticket, task))
+        ticket = Ticket(task)
+        self._queue.put(ticket)
         return ticket
+
+    def stuck_for(self) -> float:
+        """Seconds for which every thread has been at one and the same task; 0 while one is free."""
+        since = [s for s in self._since if s is not None]
+        return time.monotonic() - max(since) if len(since) == len(self._since) else 0.0
 
     def backlog(self) -> int:
         """Tasks that wait for a thread."""
@@ -112,9 +121,10 @@ class WorkerThreads:
             return error
         return None
 
-    def _loop(self) -> None:
+    def _loop(self, index: int) -> None:
         failure = self._start()
-        while (entry := self._queue.get()) is not None:
-            ticket, task = entry
-            ticket.run(task) if failure is None else ticket.fail(failure)
-            del entry, ticket, task  # drop references to blocks and buffers while idle
+        while (ticket := self._queue.get()) is not None:
+            self._since[index] = time.monotonic()
+            ticket.run(failure)
+            self._since[index] = None
+            del ticket  # drop references to blocks and buffers while idle

@@ -28,6 +28,7 @@ class Outcome:
 
     failed: list[tuple[BlockName, int]] = field(default_factory=list)  # block name, block id
     running: list[Handle] = field(default_factory=list)
+    calls: int = 0  # of the store
     stats: PoolStats = field(default_factory=PoolStats)
 
 
@@ -61,8 +62,7 @@ class Transfers:
         codes: Counter[str] = Counter()
         verb = "load" if loading else "save"
         for piece in self._pieces(job, loading):
-            left = job.deadline_s - (time.monotonic() - started)
-            results = self._call(piece.batch, left, loading, outcome)
+            results = self._call(piece.batch, started + job.deadline_s, loading, outcome)
             self._book(piece, results, loading, bad, codes, outcome.stats)
         outcome.failed = list(bad.items())
         outcome.stats.add(f"{verb}s/reason={'failed' if bad else 'ok'}" if loading else "saves")
@@ -90,21 +90,22 @@ class Transfers:
                     pieces.append(Piece(part, chosen, Batch(keys, addresses, layout.sizes)))
         return pieces
 
-    def _call(self, batch: Batch, left: float, loading: bool, outcome: Outcome) -> list[Result]:
+    def _call(self, batch: Batch, end: float, loading: bool, outcome: Outcome) -> list[Result]:
         """One store call with its deadline; a passing fault of a put is tried once more."""
-        results = self._once(batch, left, loading, outcome)
+        results = self._once(batch, end, loading, outcome)
         again = [i for i, r in enumerate(results) if r.status is Status.TRANSIENT]
         if loading or not again or outcome.running:
             return results
         retry = Batch([batch.keys[i] for i in again], batch.addresses[again], batch.sizes)
-        for i, result in zip(again, self._once(retry, left, loading, outcome), strict=True):
+        for i, result in zip(again, self._once(retry, end, loading, outcome), strict=True):
             results[i] = result
         return results
 
-    def _once(self, batch: Batch, left: float, loading: bool, outcome: Outcome) -> list[Result]:
-        count = len(batch.keys)
+    def _once(self, batch: Batch, end: float, loading: bool, outcome: Outcome) -> list[Result]:
+        count, left = len(batch.keys), end - time.monotonic()
         if left <= 0 or outcome.running:
             return [Result(Status.TRANSIENT, text="deadline")] * count
+        outcome.calls += 1
         try:
             handle = self._store.get(batch, left) if loading else self._store.put(batch, left)
             if not handle.wait(left) and not handle.abandon():

@@ -43,7 +43,10 @@ class WorkerSide:
         self._store: Store | None = None
         self._transfers: Transfers | None = None
         self._info: RankInfo | None = None
-        self._breaker = Breaker(options.breaker_failures, options.breaker_cooldown_ms / 1000)
+        # One each, so that saves that go well do not hide loads that hang.
+        self._load_breaker, self._save_breaker = (
+            Breaker(options.breaker_failures, options.breaker_cooldown_ms / 1000) for _ in range(2)
+        )
         self._loaders = WorkerThreads("load", LOAD_THREADS, device.bind_thread)
         self._savers = WorkerThreads("save", 1, device.bind_thread)
         self._lock = threading.Lock()
@@ -96,11 +99,20 @@ class WorkerSide:
             self._echoes[meta.echo] = 1
 
     def load(self, meta: PoolMetadata) -> None:
-        """Run the step's synchronous loads, within their deadline, and start the others."""
+        """Run the step's synchronous loads, all within one deadline, and start the others."""
+        waiting = []
         for job in meta.loads:
+            if self._load_breaker.state is BreakerState.OPEN:
+                self._conclude(job, _all_failed(job), free=True)
+                continue
             ticket = self._submit(self._loaders, job, None)
-            if not job.is_async and not ticket.wait(job.deadline_s + GRACE_S):
+            if not job.is_async:
+                waiting.append((job, ticket))
+        end = time.monotonic() + max((job.deadline_s for job, _ in waiting), default=0.0) + GRACE_S
+        for job, ticket in waiting:
+            if not ticket.wait(end - time.monotonic()):
                 self._give_up(self._runs.get(job.job_id))
+                ticket.wait(GRACE_S)  # where the thread was quicker: until it has told how the job ended
 
     def start_saves(self, meta: PoolMetadata) -> None:
         """After the forward: the blocks that this step filled are whole once its event has passed (one event a step)."""
@@ -108,7 +120,7 @@ class WorkerSide:
             return
         written = self._device.record()
         for job in meta.saves:
-            if self._asleep or not self._breaker.allow():
+            if self._asleep or not self._save_breaker.allow():
                 self._report(job, JobReport(1, unsaved=block_names(job.parts)))
                 self._count("dropped_blocks", job.num_blocks)
             else:
@@ -151,12 +163,14 @@ class WorkerSide:
         """The job is overdue: it has failed. Its blocks stay pinned if a thread is still at it."""
         if run is not None and run.conclude():
             logger.error("kvpool: job %d of request %s is overdue and given up", run.job.job_id, run.job.request_id)
-            self._feed_breaker(failed=True)
+            self._feed(self._breaker_of(run.job), failed=True)  # also for one that never began: the store keeps all threads
             self._conclude(run.job, _all_failed(run.job), free=not run.begun)
 
     def _conclude(self, job: LoadJob | SaveJob, outcome: Outcome, free: bool) -> None:
         """Tell how a job ended, once; ``free``: no thread is at it any more."""
-        self._feed_breaker(_store_trouble(outcome))
+        trouble = _store_trouble(outcome)
+        if trouble is not None:
+            self._feed(self._breaker_of(job), trouble)
         names = [name for name, _ in outcome.failed]
         # The report comes first: the scheduler must know the failed blocks before the request asks again.
         self._report(job, JobReport(failed=names) if isinstance(job, LoadJob) else JobReport(unsaved=names))
@@ -186,8 +200,11 @@ class WorkerSide:
         with self._lock:
             self._reports.setdefault(job.job_id, JobReport()).merge(report)
 
-    def _feed_breaker(self, failed: bool) -> None:
-        self._breaker.failure() if failed else self._breaker.success()
+    def _breaker_of(self, job: Job) -> Breaker:
+        return self._load_breaker if isinstance(job, LoadJob) else self._save_breaker
+
+    def _feed(self, breaker: Breaker, failed: bool) -> None:
+        breaker.failure() if failed else breaker.success()
 
     def _count(self, name: str, amount: float) -> None:
         with self._lock:
@@ -198,7 +215,8 @@ class WorkerSide:
     def take_finished_loads(self) -> tuple[set[str], set[str]]:
         """Request ids whose asynchronous load has ended, and those of them that failed whole."""
         for run in list(self._runs.values()):
-            if run.overdue():
+            threads = self._loaders if isinstance(run.job, LoadJob) else self._savers
+            if run.overdue(threads.stuck_for()):
                 self._give_up(run)
         with self._lock:
             done, self._finished_loads = self._finished_loads, set()
@@ -214,9 +232,11 @@ class WorkerSide:
         self._reap()
         with self._lock:
             jobs, self._reports = self._reports, {}
-        down = self._breaker.state is not BreakerState.CLOSED
-        if down and self._breaker.allow():
-            self._loaders.submit(self._probe)
+        sick = [b for b in (self._load_breaker, self._save_breaker) if b.state is not BreakerState.CLOSED]
+        down = bool(sick)
+        for breaker in sick:
+            if not self._loaders.backlog() and breaker.allow():
+                self._loaders.submit(lambda breaker=breaker: self._probe(breaker))  # type: ignore[misc]
         greeting = [self._info] if self._info is not None and not self._met else []
         changed, self._told_down = down != self._told_down, down
         echoes, self._echoes = self._echoes, {}
@@ -224,13 +244,13 @@ class WorkerSide:
             return None
         return WorkerReport(jobs, greeting, down, echoes)
 
-    def _probe(self) -> None:
+    def _probe(self, breaker: Breaker) -> None:
         """While the store is bypassed: see whether it is well again."""
         try:
             well = self._store is not None and self._store.health().ok
         except Exception:  # noqa: BLE001 - a store that raises here is not well
             well = False
-        self._feed_breaker(not well)
+        self._feed(breaker, not well)
 
     def take_stats(self) -> PoolStats | None:
         with self._lock:
@@ -238,7 +258,7 @@ class WorkerSide:
                 return None
             taken, self._stats = self._stats, PoolStats()
         taken.gauge("queued_jobs", self._loaders.backlog() + self._savers.backlog())
-        taken.gauge("breaker_state", int(self._breaker.state))
+        taken.gauge("breaker_state", max(int(self._load_breaker.state), int(self._save_breaker.state)))
         return taken
 
     def _reap(self) -> None:
@@ -276,8 +296,10 @@ class WorkerSide:
             self._store = None
 
 
-def _store_trouble(outcome: Outcome) -> bool:
-    """Whether the store itself failed, as opposed to an object that is gone or a pool that is full."""
+def _store_trouble(outcome: Outcome) -> bool | None:
+    """Whether the store itself failed, unlike an object that is gone or a pool that is full; None when it was not asked."""
+    if not outcome.calls:
+        return None
     return bool(outcome.running) or any(name.endswith(("=fatal", "=transient")) for name in outcome.stats.data)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,17 +67,34 @@ def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
     assert weights_digest(tmp_path) is None
 
 
-def test_bc_042_an_adapter_is_known_by_its_files(tmp_path: Path) -> None:
-    digests = AdapterDigests()
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
     folder = tmp_path / "adapter"
     folder.mkdir()
     write_safetensors(folder / "adapter_model.safetensors")
-    request = SimpleNamespace(lora_path=str(folder))
-    first = digests.digest(request)
-    assert first
-    assert digests.digest(request) == first
-    assert digests.digest(None) == ""
-    write_safetensors(folder / "adapter_model.safetensors", seed=500)
-    os.utime(folder / "adapter_model.safetensors", ns=(1, 1))
-    assert digests.digest(request) not in (first, None)
-    assert digests.digest(SimpleNamespace(lora_path=str(tmp_path / "gone"))) is None
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    return folder
+
+
+def test_bc_042_an_adapter_is_known_by_its_files(adapter: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(adapter, copy)
+    digest = AdapterDigests().digest(str(adapter))
+    assert digest
+    assert digest == AdapterDigests().digest(str(copy))
+    (copy / "adapter_config.json").write_text('{"lora_alpha": 32}')
+    assert AdapterDigests().digest(str(copy)) not in (digest, None), "the same weights under another scale are another adapter"
+    write_safetensors(adapter / "adapter_model.safetensors", seed=500)
+    assert AdapterDigests().digest(str(adapter)) not in (digest, None)
+    assert AdapterDigests().digest(str(tmp_path / "gone")) is None
+
+
+def test_an_adapter_that_changes_while_the_engine_runs_is_not_pooled_any_more(adapter: Path) -> None:
+    """The worker may or may not have loaded the new files: nobody can say what its KV is computed with."""
+    digests = AdapterDigests()
+    before = digests.digest(str(adapter))
+    assert before
+    (adapter / "adapter_config.json").write_text('{"lora_alpha": 64}')
+    assert digests.digest(str(adapter)) is None
+    assert before in digests.retired
+    assert digests.digest(str(adapter)) is None
