@@ -259,7 +259,10 @@ def test_the_breaker_opens_bypasses_the_store_and_recovers(start, mode):
     def recovered() -> bool:
         """Requests come meanwhile, as in life; whichever asks first is the probe."""
         engine.ask(f"p{next(trigger)}", PROMPT[:20])
-        sides = [engine.pool.breaker, *(rank.worker_side._breaker for rank in engine.ranks)]
+        sides = [
+            engine.pool.breaker,
+            *(b for rank in engine.ranks for b in (rank.worker_side._load_breaker, rank.worker_side._save_breaker)),
+        ]
         return all(breaker.state is BreakerState.CLOSED for breaker in sides) and not engine.pool._workers_down
 
     engine.until(recovered, step=True)

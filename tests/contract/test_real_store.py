@@ -110,7 +110,10 @@ def test_faults_cost_hits_and_nothing_else(start, pool, shape, fault):
 
 def healthy(engine) -> bool:
     engine.ask(f"probe{engine.steps}", PROMPT[:20])
-    sides = [engine.pool.breaker, *(rank.worker_side._breaker for rank in engine.ranks)]
+    sides = [
+        engine.pool.breaker,
+        *(b for rank in engine.ranks for b in (rank.worker_side._load_breaker, rank.worker_side._save_breaker)),
+    ]
     return all(int(breaker.state) == 0 for breaker in sides) and not engine.pool._workers_down
 
 
