@@ -7,6 +7,7 @@ what another process, in another mode, has stored.
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +114,9 @@ def check_cell(engine: Engine, cell: Cell, pool_is_filled: bool) -> None:
     prompts = [tokens((1, SHARED), (seed, TAIL)) for seed in (2, 3)]
     # Outputs of differing batches may differ by themselves, so like is compared with like: one request at a time.
     ask: Callable[..., Any] = lambda **more: engine.generate(prompts, max_tokens=12, concurrent=False, **more)  # noqa: E731
-    reference = engine.generate(prompts[:1], max_tokens=12, cache_salt=f"{cell}-0")
-    reference += engine.generate(prompts[1:], max_tokens=12, cache_salt=f"{cell}-1")
+    salts = [uuid.uuid4().hex for _ in prompts]
+    reference = engine.generate(prompts[:1], max_tokens=12, cache_salt=salts[0])
+    reference += engine.generate(prompts[1:], max_tokens=12, cache_salt=salts[1])
     assert [r["num_cached_tokens"] or 0 for r in reference] == [0, 0], "a salt of its own must hit nothing"
     expected = [r["token_ids"] for r in reference]
     assert len({tuple(t) for t in expected}) == 2, "degenerate outputs prove nothing"
