@@ -38,7 +38,6 @@ GAUGES: dict[str, str] = {
     "breaker_state": "Circuit breaker: 0 closed, 1 half open, 2 open",
     "queued_jobs": "Jobs that wait for a worker thread",
 }
-MISS_REASONS = ("absent", "unknown", "timeout", "breaker_open", "below_min_hit", "lease_lost", "load_failed", "unused")
 
 
 @dataclass
