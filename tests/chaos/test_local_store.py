@@ -16,6 +16,7 @@ import pytest
 
 from kvpool.stores.base import Hit, Status
 from kvpool.stores.local import LocalStore, arena
+from kvpool.stores.local.records import Records
 from tests.chaos import store_worker as sw
 
 WORKER = Path(sw.__file__)
@@ -72,6 +73,18 @@ def store(pool_root):
     store.close()
 
 
+def layout(store: LocalStore, records: Records, nbytes: int) -> tuple[int, int]:
+    """Slots that slabs of this class have, and the longest run of chunks that belong to none of them."""
+    pool = store._pool
+    slabs = records.slabs.of_class(nbytes)
+    mine = {slab.chunk + place for slab in slabs for place in range(slab.chunks)}
+    longest = run = 0
+    for chunk in range(pool.allocator.limit(records)):
+        run = 0 if chunk in mine else run + 1
+        longest = max(longest, run)
+    return sum(slab.slots for slab in slabs), longest
+
+
 def settled(store: LocalStore) -> None:
     """Nothing is leaked: the books are right, and when all is removed every slot can be reserved again."""
     assert store.verify() == []
@@ -79,11 +92,11 @@ def settled(store: LocalStore) -> None:
     while store.stats().leases and time.monotonic() < end:
         time.sleep(0.05)  # a worker leaves some to run out
     store.clear(b"")
-    stats = store.stats()
     nbytes = sw.CLASSES[0]
     slots = store.reserve(1 << 12, nbytes, 30.0)
-    most = stats.capacity_bytes // nbytes
-    assert most * 0.8 <= len(slots) <= most, f"{len(slots)} of about {most} slots can be reserved: {store.stats()}"
+    room, gap = store._pool.look(lambda records: layout(store, records, nbytes))
+    assert len(slots) == room > 0, f"{len(slots)} of {room} slots can be reserved: {store.stats()}"
+    assert gap < store._pool.geometry.slab_chunks(nbytes), f"{gap} chunks in a row hold nothing of this class"
     store.discard(slots)
     store.remove([b"after the discard"])  # queued behind it
     assert (store.stats().writing, store.stats().used_bytes) == (0, 0)

@@ -20,7 +20,7 @@ discard, pin, unpin, remove, list, clear, stats, health, write_note, notes. What
 | unknown | exists, lease: UNKNOWN for the chosen keys |
 | full | the same as status "no_space"; reserve gives no slots |
 | lose | put, commit, publish: OK, but the chosen objects are not stored |
-| corrupt | get, read: the first byte of every segment of the chosen objects is flipped |
+| corrupt | get, read: the lowest bit of every byte of the chosen objects is flipped |
 | result_change | this many results more (or, below 0, fewer) than there are keys |
 | late_s | put, get: not done at the deadline, abandon() answers False; so long after it the memory is read or written after all |
 | indexes, every, fraction, contains | the chosen keys: by place, every n-th, a random share, those with this text; default: all |
