@@ -39,26 +39,29 @@ class Status(enum.Enum):
     FATAL = "fatal"  # the store is down or closed
 
 
-class Result(NamedTuple):
-    """``nbytes`` is what moved for an OK get or put, else 0; ``code`` and ``text`` are the backend's own, where it has any."""
-
-    status: Status
-    nbytes: int = 0
-    code: int | None = None
-    text: str = ""
-
-    @property
-    def stored(self) -> bool:
-        """True when the object is readable in the store now (OK or EXISTS of a put)."""
-        return self.status is Status.OK or self.status is Status.EXISTS
-
-
 class Tier(enum.Enum):
     """Where an object lies."""
 
     DRAM = "dram"
     DISK = "disk"
     REMOTE = "remote"
+
+
+class Result(NamedTuple):
+    """``nbytes`` is what moved for an OK get or put, else 0; ``code`` and ``text`` are the backend's own, where it has any.
+
+    ``tier`` is where an OK get read from or an OK put wrote to; None where the store does not know."""
+
+    status: Status
+    nbytes: int = 0
+    code: int | None = None
+    text: str = ""
+    tier: Tier | None = None
+
+    @property
+    def stored(self) -> bool:
+        """True when the object is readable in the store now (OK or EXISTS of a put)."""
+        return self.status is Status.OK or self.status is Status.EXISTS
 
 
 class Hit(NamedTuple):
@@ -69,13 +72,17 @@ class Hit(NamedTuple):
 
 
 class Absent(enum.Enum):
-    """Why a lookup has no object to offer. UNKNOWN (the store could not say) is treated as a miss but never reported as one."""
+    """Why a lookup has no object to offer. UNKNOWN (the store could not say) is treated as a miss but never reported as one.
+
+    EVICTED is a MISS of which the store remembers that it once held the object; a store without such a memory never says it."""
 
     MISS = "miss"
+    EVICTED = "evicted"
     UNKNOWN = "unknown"
 
 
 MISS = Absent.MISS
+EVICTED = Absent.EVICTED
 UNKNOWN = Absent.UNKNOWN
 Answer = Hit | Absent
 
@@ -169,8 +176,24 @@ class Health(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """One tier at one moment. Counters (evicted, written, errors) are those of the whole pool, of all its processes together."""
+
+    tier: Tier
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    objects: int = 0
+    evicted_objects: int = 0
+    written_bytes: int = 0  # for a disk, what wears it
+    errors: int = 0  # I/O errors and bad checksums
+    ok: bool = True  # False: the tier is switched off after a failure
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Gauges of a store at one moment; bytes and counts are never negative and ``used_bytes`` never exceeds ``capacity_bytes``."""
+    """Gauges of a store at one moment; bytes and counts are never negative and ``used_bytes`` never exceeds ``capacity_bytes``.
+
+    The plain fields are those of the first tier; ``tiers`` has every tier, fastest first, where a store can tell them apart."""
 
     capacity_bytes: int = 0
     used_bytes: int = 0
@@ -179,6 +202,7 @@ class StoreStats:
     leases: int = 0
     pinned: int = 0
     writing: int = 0
+    tiers: tuple[TierStats, ...] = ()
 
 
 class Writer(ABC):

@@ -344,7 +344,7 @@ def _wait(handle: Handle, seconds: float) -> list[Result]:
 
 
 def _flip(addresses: Addresses, sizes: Addresses) -> None:
-    """Flip the lowest bit of every byte: floating-point values of any width stay finite and become about 4 times as large or small."""
+    """Flip the lowest bit of every byte: floats of any width stay finite, some 4 times as large or small."""
     for row in addresses.tolist():
         for address, nbytes in zip(row, sizes.tolist(), strict=True):
             if nbytes:
