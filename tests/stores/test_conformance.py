@@ -1,4 +1,4 @@
-"""Every check of the contract, against the embedded store and against a faulty store without faults."""
+"""Every check of the contract: the embedded store without and with a disk tier, and a faulty store without faults."""
 
 from pathlib import Path
 
@@ -6,18 +6,22 @@ import pytest
 
 from kvpool.stores import Store, build_store
 from kvpool.stores.conformance import CHECKS, MIN_CAPACITY, run_check
+from kvpool.stores.disk_settings import DiskSettings
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["local", "faulty"])
+@pytest.mark.parametrize("kind", ["local", "disk", "faulty"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_contract(check, wrapped, pool_root: Path):
+def test_contract(check, kind, pool_root: Path, tmp_path: Path):
+    disk = DiskSettings(str(tmp_path), 4 * MIN_CAPACITY) if kind == "disk" else None
+
     def make_store() -> Store:
-        plan = pool_root / "plan.json" if wrapped else None
-        return build_store("local", root=pool_root, name="conformance", dram_bytes=MIN_CAPACITY, fault_plan_path=plan)
+        plan = pool_root / "plan.json" if kind == "faulty" else None
+        return build_store("local", root=pool_root, name="conformance", dram_bytes=MIN_CAPACITY, disk=disk, fault_plan_path=plan)
 
     outcome = run_check(check, make_store)
     assert outcome.passed, outcome.text
     left = build_store("local", root=pool_root, name="conformance")
     left.open()
+    assert (len(left.stats().tiers) == 2) == (kind == "disk")
     assert left.verify() == []
     left.close()

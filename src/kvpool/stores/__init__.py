@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from kvpool.stores.base import Store
+from kvpool.stores.disk_settings import DiskSettings
 
 
 class LocalOptions(TypedDict, total=False):
@@ -16,12 +17,13 @@ class LocalOptions(TypedDict, total=False):
     dram_bytes: int | None
     on_last_close: Literal["keep", "remove"]
     device: str
+    disk: DiskSettings | None
 
 
 def build_store(backend: str, *, fault_plan_path: str | Path | None = None, **options: Unpack[LocalOptions]) -> Store:
     """A store of this kind, not yet opened. ValueError, in one line, for an unknown backend, option or device.
 
-    ``local`` takes root, name, dram_bytes, on_last_close and device ("cpu" by default). With ``fault_plan_path`` the store is
+    ``local`` takes root, name, dram_bytes, on_last_close, device ("cpu" by default) and disk. With ``fault_plan_path`` the store is
     wrapped by kvpool.stores.faulty, which does what that file says."""
     if backend != "local":
         raise ValueError(f"backend {backend!r} is unknown (accepted: local)")
@@ -38,12 +40,13 @@ def make_local_store(
     dram_bytes: int | None = None,
     on_last_close: Literal["keep", "remove"] = "keep",
     device: str = "cpu",
+    disk: DiskSettings | None = None,
 ) -> Store:
     """The embedded store; its libraries are imported here."""
     from kvpool.devices import copy_engine
     from kvpool.stores.local import LocalStore
 
-    return LocalStore(None if root is None else Path(root), name, dram_bytes, on_last_close, copy_engine(device))
+    return LocalStore(None if root is None else Path(root), name, dram_bytes, on_last_close, copy_engine(device), disk)
 
 
 def with_faults(store: Store, path: Path) -> Store:
@@ -54,4 +57,4 @@ def with_faults(store: Store, path: Path) -> Store:
     return FaultyStore(store, FaultPlan(path=path))
 
 
-__all__ = ["Store", "build_store", "make_local_store", "with_faults"]
+__all__ = ["DiskSettings", "Store", "build_store", "make_local_store", "with_faults"]

@@ -186,6 +186,7 @@ class TierStats:
     evicted_objects: int = 0
     written_bytes: int = 0  # for a disk, what wears it
     errors: int = 0  # I/O errors and bad checksums
+    dropped_objects: int = 0  # that left the tier above before they could be copied to this one
     ok: bool = True  # False: the tier is switched off after a failure
 
 

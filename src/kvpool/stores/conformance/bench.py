@@ -108,6 +108,12 @@ def found(store: Store, keys: Sequence[bytes]) -> list[bool]:
     return [isinstance(answer, Hit) for answer in store.exists(keys)]
 
 
+def in_first_tier(store: Store, keys: Sequence[bytes]) -> list[bool]:
+    """Like ``found``, of stores that may keep lower down what they evict from the first tier."""
+    first = store.stats().tiers[:1]
+    return [isinstance(answer, Hit) and all(answer.tier is tier.tier for tier in first) for answer in store.exists(keys)]
+
+
 def statuses(results: Sequence[Result]) -> list[Status]:
     return [result.status for result in results]
 

@@ -24,6 +24,9 @@ _madvise = _libc.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 FREE_STAMP = np.iinfo(np.int64).max  # of slots that hold no object: never the least recently used
+MARKS = 4  # the lowest bits of a stamp are marks, not time
+SEEN = 1  # looked up, read or stored again since it was stored
+COPIED = 2  # there is a copy of it on the tier below
 
 
 def allocate(fd: int, offset: int, nbytes: int) -> None:
@@ -117,9 +120,20 @@ class Stamps:
         allocate(self._fd, first * 8, count * 8)
         self.values[first : first + count] = FREE_STAMP
 
-    def touch(self, units: NDArray[np.int64], now_ns: int, places: NDArray[np.int64] | None = None) -> None:
-        """Mark slots as used, earlier ones of a chain as used later (``places`` in the chain): tails are evicted before heads."""
-        self.values[units] = now_ns - (np.arange(len(units)) if places is None else places)
+    def touch(
+        self, units: NDArray[np.int64], now_ns: int, places: NDArray[np.int64] | None = None, *, stored: bool = False
+    ) -> None:
+        """Mark slots as used, earlier ones of a chain as used later (``places`` in the chain): tails are evicted before heads.
+
+        ``stored``: they have just become objects, which nobody asked for yet and of which there is no copy."""
+        marks = 0 if stored else self.values[units] & COPIED | SEEN
+        self.values[units] = (now_ns - MARKS * (np.arange(len(units)) if places is None else places)) & -MARKS | marks
+
+    def mark(self, units: NDArray[np.int64], mark: int, on: bool) -> None:
+        """Set or clear a mark of slots that hold objects."""
+        values = self.values[units]
+        there = values != FREE_STAMP
+        self.values[units[there]] = values[there] | mark if on else values[there] & ~mark
 
     def close(self) -> None:
         self.values = np.zeros(0, dtype=np.int64)

@@ -4,6 +4,7 @@ transactions."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from kvpool.stores.local.records import Records
 from kvpool.stores.local.slabs import Slab
 
 Units = NDArray[np.int64]
+Evicted = list[tuple[bytes, tuple[int, int, int, int]]]  # keys and what their entries were
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Evictor:
     stamps: Stamps
     peers: Peers
     fence: Fence
+    on_evicted: Callable[[Records, Evicted], None] | None = None  # told of each block, inside the transaction
 
     def held(self, units: Units) -> NDArray[np.bool_]:
         """Which slots somebody leases or pins now, as far as the clients of the last ``refresh`` go. Removed when that says too
@@ -109,6 +112,8 @@ class Evictor:
             records.retract(shard, unit, nbytes, generation, revivable=True)
             gone += records.slabs.of_unit(unit).slot_bytes == slot_bytes
         records.add(b"evicted", len(shards))
+        if self.on_evicted is not None:
+            self.on_evicted(records, shards)
         return gone
 
     def empty(self, records: Records, slab: Slab) -> bool:

@@ -7,14 +7,12 @@ from collections import Counter
 from dataclasses import replace
 
 import lmdb
-import numpy as np
-from numpy.typing import NDArray
 
-from kvpool.stores.base import Health, StoreStats
+from kvpool.stores.base import Health, StoreStats, Tier, TierStats
 from kvpool.stores.local.clients import Removed
 from kvpool.stores.local.index import ENTRY, MAX_KEY, LmdbTransaction
 from kvpool.stores.local.jobs import INDEX_FULL
-from kvpool.stores.local.leases import FOREVER
+from kvpool.stores.local.leases import FOREVER, UPKEEP
 from kvpool.stores.local.pool import Pool
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.writer import Overdue
@@ -35,27 +33,43 @@ def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
     return found
 
 
-def stats(pool: Pool) -> StoreStats:
-    """One consistent picture of the index, from one transaction, without taking the write lock; leases and pins of just after."""
+def index_stats(pool: Pool) -> StoreStats:
+    """What the index says, from one transaction; neither leases nor pins."""
 
-    def look(records: Records) -> tuple[StoreStats, NDArray[np.int64]]:
-        numbers = StoreStats(
+    def look(records: Records) -> StoreStats:
+        return StoreStats(
             capacity_bytes=pool.allocator.limit(records) * pool.geometry.chunk_bytes,
             used_bytes=records.counter(b"used"),
             objects=records.count("objects"),
             evicted_objects=records.counter(b"evicted"),
             writing=records.count("reserved"),
         )
-        return numbers, records.slabs.units(records.slabs.all())
 
-    numbers, units = pool.look(look)
+    return pool.look(look)
+
+
+def stats(pool: Pool) -> StoreStats:
+    """One consistent picture of the index, without taking the write lock; leases and pins of just after, of both tiers."""
+    numbers = index_stats(pool)
+    leases, pinned = _held(pool)
+    tiers = [TierStats(Tier.DRAM, numbers.capacity_bytes, numbers.used_bytes, numbers.objects, numbers.evicted_objects)]
+    if pool.disk is not None:
+        below = _held(pool.disk.books)
+        leases, pinned = leases + below[0], pinned + below[1]
+        tiers.append(pool.disk.stats())
+    return replace(numbers, leases=leases, pinned=pinned, tiers=tuple(tiers))
+
+
+def _held(pool: Pool) -> tuple[int, int]:
+    """Slots that somebody leases and slots that somebody pins."""
+    units = pool.look(lambda records: records.slabs.units(records.slabs.all()))
     peers = pool.viewers()
     try:
         ends = peers.stamps(units)
     finally:
         peers.close()
     pinned = int((ends == FOREVER).sum())
-    return replace(numbers, pinned=pinned, leases=int((ends > time.monotonic_ns()).sum()) - pinned)
+    return int(((ends > time.monotonic_ns()) & (ends < UPKEEP)).sum()), pinned
 
 
 def health(pool: Pool) -> Health:

@@ -74,6 +74,11 @@ class ReserveStep:
         self._nbytes = nbytes
         self._slot_bytes = slot_bytes_for(nbytes)
         self._rounds = 64 + 2 * len(keys)
+        self._below = self._on_disk()
+
+    def _on_disk(self) -> set[bytes]:
+        """Keys that the tier below holds: they count as stored."""
+        return set() if self._pool.disk is None else self._pool.disk.holds(self._keys)
 
     def __call__(self, records: Records) -> Grant | Again:
         pool = self._pool
@@ -97,7 +102,7 @@ class ReserveStep:
         """EXISTS, BUSY, or OK: free to write. Takes over from a writer that died."""
         if not key:
             return OK
-        if records.entry(key) is not None:
+        if records.entry(key) is not None or key in self._below:
             return EXISTS
         writing = records.writer_of(key)
         if writing is None:
@@ -128,7 +133,7 @@ class PublishStep:
 
     def __call__(self, records: Records) -> list[Result]:
         units = np.array([room.unit for room in self._rooms], dtype=np.int64)
-        self._pool.stamps.touch(units, self._now, self._places)
+        self._pool.stamps.touch(units, self._now, self._places, stored=True)
         return [self._publish(records, room, key) for room, key in zip(self._rooms, self._keys, strict=True)]
 
     def _publish(self, records: Records, room: Room, key: bytes) -> Result:

@@ -22,6 +22,7 @@ from kvpool.stores.local.geometry import Geometry
 logger = logging.getLogger(__name__)
 
 FOREVER = int(np.iinfo(np.int64).max)
+UPKEEP = FOREVER - 1  # like FOREVER, but by the store itself: counts as nobody's lease or pin
 _PAGE = 4096
 
 

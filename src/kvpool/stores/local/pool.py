@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import lmdb
 
@@ -28,6 +28,9 @@ from kvpool.stores.local.prefault import Prefaulter
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.slabs import SlabTable
 from kvpool.stores.local.writer import Overdue, WriterThread
+
+if TYPE_CHECKING:
+    from kvpool.stores.local.disk.tier import DiskTier
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
             raise FileNotFoundError(error.errno, f"there is no pool {name!r} in {root or default_root()}") from None
         try:
             with directory.locked(_JOIN_S):
-                return Pool(directory, _prepare(directory, dram_bytes))
+                return Pool(directory, prepare(directory, dram_bytes))
         except FileNotFoundError:
             directory.close()
             if dram_bytes is None or time.monotonic() >= end:
@@ -63,7 +66,7 @@ def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
             raise
 
 
-def _prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
+def prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
     """Make the files of a new pool, or check those of an old one; under the pool's lock."""
     meta = directory.read_meta()
     if meta is not None and meta.get("boot") != boot_id():
@@ -130,6 +133,7 @@ class Pool:
         self.pid = os.getpid()
         self.calls = 0  # that run now, and whether the last one has to close the pool; counted by the store
         self.left = False
+        self.disk: DiskTier | None = None  # below this pool; set by the store, closed with it
         self._opened = ExitStack()
         self.writer: WriterThread
         try:
@@ -159,7 +163,7 @@ class Pool:
         opened.callback(self.leases.close)
         self.peers = clients.Peers(self._clients, self.client)
         opened.callback(self.peers.close)
-        self.arena = Arena(directory.open_file("arena"), geometry)
+        self.arena = self._open_arena()
         opened.callback(self.arena.close)
         self.stamps = Stamps(directory.open_file("stamps"), geometry)
         opened.callback(self.stamps.close)
@@ -167,6 +171,9 @@ class Pool:
         self.environment = index.acquire(directory.path / "index", index.map_size_for(geometry.units))
         opened.callback(index.release, self.environment)
         self.peers.on_gone = self.environment.env.reader_check
+
+    def _open_arena(self) -> Arena:
+        return Arena(self.directory.open_file("arena"), self.geometry)
 
     def _start(self) -> None:
         self.slabs = SlabTable(self.geometry)
@@ -238,6 +245,9 @@ class Pool:
 
     def close(self, on_last_close: OnLastClose) -> None:
         """Give back what is ours and leave."""
+        if self.disk is not None and not self.disk.close():
+            logger.warning("pool %s: stays open, for the disk is still moving bytes from or into its memory", self.directory.path)
+            return
         self.writer.submit(self._give_back)
         stopped = self.writer.close(_LEAVE_S)
         self.prefaulter.close()

@@ -66,7 +66,8 @@ def check_local(fd: int, path: Path) -> None:
         raise OSError(errno.ENOTSUP, f"{path} lies on {kind}: a pool needs a filesystem of this host, such as /dev/shm")
 
 
-def _open_dir(path: Path, *, private: bool, create: bool) -> int:
+def open_dir(path: Path, *, private: bool, create: bool) -> int:
+    """A descriptor of a directory of ours that is no link, made if need be. OSError with the reason."""
     if create:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
@@ -84,6 +85,20 @@ def _open_dir(path: Path, *, private: bool, create: bool) -> int:
     return fd
 
 
+def _remove_below(fd: int, names: list[str]) -> None:
+    """Remove files and directories of an open directory, following no link."""
+    for name in names:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=fd)
+            continue
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _FLAGS, dir_fd=fd)
+        try:
+            _remove_below(inner, os.listdir(inner))
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=fd)
+
+
 class PoolDir:
     """The open directory ``root/name``. Every file in it is opened by name below its descriptor, never through a link."""
 
@@ -91,13 +106,13 @@ class PoolDir:
         if not _NAME.fullmatch(name):
             raise ValueError(f"pool name {name!r}: 1 to 64 of A-Z a-z 0-9 . _ -, not starting with . or -")
         base = default_root() if root is None else root
-        above = _open_dir(base, private=root is None, create=create)
+        above = open_dir(base, private=root is None, create=create)
         try:
             check_local(above, base)
         finally:
             os.close(above)
         self.path = base / name
-        self.fd = _open_dir(self.path, private=True, create=create)
+        self.fd = open_dir(self.path, private=True, create=create)
         try:
             check_local(self.fd, self.path)
         except OSError:
@@ -118,7 +133,7 @@ class PoolDir:
 
     def make_dir(self, name: str) -> int:
         """A private directory below this one; a descriptor of it."""
-        return _open_dir(self.path / name, private=True, create=True)
+        return open_dir(self.path / name, private=True, create=True)
 
     def is_current(self, lock: int) -> bool:
         """False when the directory, or its lock file, has been removed since it was opened."""
@@ -183,20 +198,7 @@ class PoolDir:
     def wipe(self, *, keep_lock: bool) -> None:
         """Remove every file of the pool (with ``keep_lock`` all but the lock, which the caller holds)."""
         names = sorted(os.listdir(self.fd), key=lambda name: (name == "lock", name != "meta"))
-        for name in names:
-            if name == "lock" and keep_lock:
-                continue
-            info = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-            if stat.S_ISDIR(info.st_mode):
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _FLAGS, dir_fd=self.fd)
-                try:
-                    for child in os.listdir(inner):
-                        os.unlink(child, dir_fd=inner)
-                finally:
-                    os.close(inner)
-                os.rmdir(name, dir_fd=self.fd)
-            else:
-                os.unlink(name, dir_fd=self.fd)
+        _remove_below(self.fd, [name for name in names if not (name == "lock" and keep_lock)])
 
     def remove(self) -> None:
         """Remove the pool and its directory; the caller holds the lock and knows that nobody uses it."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
 from kvpool.devices import CopyEngine
-from kvpool.stores.base import Addresses, Reader, Result, Status, Writer
-from kvpool.stores.local.jobs import FATAL_CLOSED, MISSING, OK, CancelStep, PublishStep, ReserveStep, Room, failure
+from kvpool.stores.base import Addresses, Reader, Result, Status, Tier, Writer
+from kvpool.stores.local.jobs import FATAL_CLOSED, MISSING, CancelStep, PublishStep, ReserveStep, Room, failure
 from kvpool.stores.local.leases import FOREVER
 from kvpool.stores.local.pool import Pool
 from kvpool.stores.local.transfer import copy_in, copy_out, pin, starts_of
@@ -198,7 +198,7 @@ class LocalWriter(Writer):
             if whole:
                 outcome = self._publish([self._rooms[row] for row in whole], [self._keys[row] for row in whole], deadline)
                 for row, result in zip(whole, outcome, strict=True):
-                    results[row] = Result(Status.OK, self._nbytes) if result.status is Status.OK else result
+                    results[row] = Result(Status.OK, self._nbytes, tier=Tier.DRAM) if result.status is Status.OK else result
                     if result.stored:
                         del self._rooms[row]
         finally:
@@ -253,15 +253,18 @@ class LocalReader(Reader):
         try:
             with entered() as pool:
                 pool.prefaulter.start(pool.slabs.all())
-                pinned = pin(pool, keys)
+                with nullcontext({}) if pool.disk is None else pool.disk.promoted(keys, self._deadline) as promoted:
+                    pinned = pin(pool, keys)
                 self._pool = pool
         except Exception as error:  # noqa: BLE001 - travels in the results
             self.results = [failure(error)] * len(keys)
             return
         self._units = pinned.units
+        for row, result in promoted.items():
+            self.results[row] = result
         for row, offset, nbytes in zip(pinned.rows, pinned.offsets.tolist(), pinned.nbytes.tolist(), strict=True):
             self._places[row] = (offset, nbytes)
-            self.results[row] = OK
+            self.results[row] = Result(Status.OK, tier=Tier.DISK if row in promoted else Tier.DRAM)
 
     def read(self, rows: Sequence[int], offset: int, addresses: Addresses, sizes: Addresses) -> list[Result]:
         end = check_piece(rows, len(self.results), offset, addresses, sizes)

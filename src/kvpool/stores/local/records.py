@@ -5,7 +5,7 @@ unused, free -> reserved -> ready -> limbo -> free          reserved -> free    
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvpool.stores.local.index import (
@@ -266,7 +266,19 @@ class Records:
         if not slab.retiring:
             self._put(FREE.pack(slab.slot_bytes, unit), b"", db=self.tables["free"])
 
+    def restore(self, unit: int, key: bytes, nbytes: int, generation: int) -> None:
+        """A slot of a new index holds an object that outlived the old one; the key must be absent."""
+        self.add(b"used", self.slabs.of_unit(unit).slot_bytes)
+        self._make_ready(unit, key, nbytes, generation)
+
     # slabs
+
+    def restore_slab(self, slab: Slab, carved: int, free: Iterable[int]) -> None:
+        """A slab of a new index, of which so many slots were used and ``free`` of them hold nothing."""
+        self.add_slab(slab.chunk, slab.chunks, slab.slot_bytes, slab.slots)
+        self._store_slab(slab, carved)
+        for unit in free:
+            self._put(FREE.pack(slab.slot_bytes, unit), b"", db=self.tables["free"])
 
     def add_slab(self, chunk: int, chunks: int, slot_bytes: int, slots: int) -> None:
         slab = Slab(chunk, chunks, slot_bytes, slots, False)

@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -35,24 +35,28 @@ from kvpool.stores.base import (
     Tier,
     Writer,
 )
+from kvpool.stores.disk_settings import DiskSettings
 from kvpool.stores.local import gauges
+from kvpool.stores.local.disk.tier import open_tier
 from kvpool.stores.local.index import MAX_KEY
-from kvpool.stores.local.jobs import FATAL_CLOSED, CancelStep, PublishStep, RemoveStep, ReserveStep, Room, failure
+from kvpool.stores.local.jobs import FATAL_CLOSED, CancelStep, PublishStep, ReserveStep, Room, failure
 from kvpool.stores.local.leases import FOREVER
 from kvpool.stores.local.notes import read_notes, write_note
 from kvpool.stores.local.pool import OnLastClose, Pool, open_pool
 from kvpool.stores.local.ranged import LocalReader, LocalWriter
-from kvpool.stores.local.transfer import Put, get, pin
+from kvpool.stores.local.remove import remove
+from kvpool.stores.local.transfer import Pinned, Put, get, pin
 from kvpool.stores.local.writer import Closed
 
 logger = logging.getLogger(__name__)
 
 _REMOVE_S = 5.0
+_PIN_S = 10.0
 _DRAIN_S = 5.0
 _REMOVE_KEYS = 512
 _LONGEST_LEASE_S = 10 * 365 * 86400.0
 
-Token = tuple[Pool, list[int], int]
+Token = list[tuple[Pool, list[int], int]]  # what is held, and until when
 SlotToken = tuple[Pool, Room]
 Findings = list[str]
 
@@ -76,15 +80,19 @@ class LocalStore(MappedStore):
         dram_bytes: int | None = None,
         on_last_close: OnLastClose = "keep",
         engine: CopyEngine | None = None,
+        disk: DiskSettings | None = None,
     ) -> None:
         if on_last_close not in ("keep", "remove"):
             raise ValueError(f"on_last_close is {on_last_close!r} (accepted: keep, remove)")
+        if disk is not None and dram_bytes is None:
+            raise ValueError("a disk tier is asked for, but no dram_bytes: a pool that is joined as it is has its own disk tier")
         self._where = (root, name, dram_bytes)
+        self._disk = disk
         self._on_last_close = on_last_close
         self._engine = engine or copy_engine("cpu")
         self._pool: Pool | None = None
         self._state = threading.Condition()
-        self._hits: dict[bytes, Hit] = {}
+        self._hits: dict[tuple[Tier, bytes], Hit] = {}
 
     # life
 
@@ -92,6 +100,11 @@ class LocalStore(MappedStore):
         if self._pool is not None:
             return
         pool = open_pool(*self._where)  # may wait long: no lock is held
+        try:
+            pool.disk = open_tier(pool, self._disk, join=self._where[2] is None)
+        except BaseException:
+            pool.close("keep")
+            raise
         with self._state:
             if self._pool is None:
                 self._pool = pool
@@ -136,30 +149,52 @@ class LocalStore(MappedStore):
         try:
             with self._entered() as pool:
                 raws = pool.entries(keys)
+                below = self._below(pool, keys, raws)
         except Exception:  # noqa: BLE001 - a lookup never raises
             return [UNKNOWN] * len(keys)
         hit = self._hit
-        return [MISS if raw is None else hit(raw[16:24]) for raw in raws]
+        answers: list[Answer] = [MISS if raw is None else hit(Tier.DRAM, raw[16:24]) for raw in raws]
+        for row, raw in below:
+            answers[row] = hit(Tier.DISK, raw[16:24])
+        return answers
 
-    def _hit(self, raw: bytes) -> Hit:
-        hit = self._hits.get(raw)
+    def _below(self, pool: Pool, keys: Sequence[bytes], raws: Sequence[bytes | None]) -> Iterable[tuple[int, bytes]]:
+        """Row and index entry of each object that only the disk has."""
+        if pool.disk is None:
+            return ()
+        missing = [row for row, raw in enumerate(raws) if raw is None]
+        found = pool.disk.entries([keys[row] for row in missing])
+        return [(row, raw) for row, raw in zip(missing, found, strict=True) if raw is not None]
+
+    def _hit(self, tier: Tier, raw: bytes) -> Hit:
+        hit = self._hits.get((tier, raw))
         if hit is None:
-            hit = self._hits[raw] = Hit(Tier.DRAM, int.from_bytes(raw, "little"))
+            hit = self._hits[tier, raw] = Hit(tier, int.from_bytes(raw, "little"))
         return hit
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         now = time.monotonic_ns()
         until = now + int(max(0.0, min(seconds, _LONGEST_LEASE_S)) * 1e9)
         answers: list[Answer] = [MISS] * len(keys)
+        held: Token = []
         try:
             with self._entered() as pool:
                 pinned = pin(pool, keys, until)
-                token = (pool, pinned.units, until)
+                held.append((pool, pinned.units, until))
+                self._answer(answers, Tier.DRAM, pinned, range(len(keys)))
+                if pool.disk is not None:
+                    missing = [row for row, answer in enumerate(answers) if answer is MISS]
+                    below = pool.disk.hold([keys[row] for row in missing], until)
+                    held.append((pool.disk.books, below.units, until))
+                    self._answer(answers, Tier.DISK, below, missing)
         except Exception:  # noqa: BLE001 - what cannot be told is unknown
+            self._drop(held)
             return Lease(keys, [UNKNOWN] * len(keys), now / 1e9)
+        return Lease(keys, answers, until / 1e9, held)
+
+    def _answer(self, answers: list[Answer], tier: Tier, pinned: Pinned, rows: Sequence[int]) -> None:
         for row, nbytes in zip(pinned.rows, pinned.nbytes.tolist(), strict=True):
-            answers[row] = self._hit(nbytes.to_bytes(8, "little"))
-        return Lease(keys, answers, until / 1e9, token)
+            answers[rows[row]] = self._hit(tier, nbytes.to_bytes(8, "little"))
 
     def release(self, lease: Lease) -> None:
         token, lease.token = lease.token, None
@@ -168,11 +203,11 @@ class LocalStore(MappedStore):
     def _drop(self, token: object) -> None:
         if token is None:
             return
-        pool, units, until = cast(Token, token)
         try:
             with self._entered() as mine:
-                if mine is pool:
-                    pool.leases.drop(units, until)
+                for pool, units, until in cast(Token, token):
+                    if pool is mine or (mine.disk is not None and pool is mine.disk.books):
+                        pool.leases.drop(units, until)
         except Closed:
             return
 
@@ -183,7 +218,7 @@ class LocalStore(MappedStore):
         deadline = time.monotonic() + deadline_s
         try:
             with self._entered() as pool:
-                pool.prefaulter.start(pool.slabs.all())
+                self._start(pool)
                 return Done(Put(pool, self._engine, batch, deadline).run())
         except Closed:
             return Done([FATAL_CLOSED] * len(batch.keys))
@@ -193,10 +228,16 @@ class LocalStore(MappedStore):
         deadline = time.monotonic() + deadline_s
         try:
             with self._entered() as pool:
-                pool.prefaulter.start(pool.slabs.all())
+                self._start(pool)
                 return Done(get(pool, self._engine, batch, deadline))
         except Closed:
             return Done([FATAL_CLOSED] * len(batch.keys))
+
+    def _start(self, pool: Pool) -> None:
+        """What a process that moves bytes needs in the background."""
+        pool.prefaulter.start(pool.slabs.all())
+        if pool.disk is not None:
+            pool.disk.start()
 
     def _check(self, batch: Batch) -> None:
         self._check_sizes(batch)
@@ -225,7 +266,7 @@ class LocalStore(MappedStore):
         deadline = time.monotonic() + deadline_s
         try:
             with self._entered() as pool:
-                pool.prefaulter.start(pool.slabs.all())
+                self._start(pool)
                 grant = pool.writer.call(ReserveStep(pool, [b""] * count, nbytes), deadline)
                 return [Slot(pool.arena.base + room.offset, nbytes, (pool, room)) for room in grant.rooms]
         except Exception:  # noqa: BLE001 - fewer slots is the answer
@@ -260,8 +301,9 @@ class LocalStore(MappedStore):
         addresses, sizes = [0] * len(keys), [0] * len(keys)
         try:
             with self._entered() as pool:
-                pinned = pin(pool, keys)
-                base, token = pool.arena.base, (pool, pinned.units, FOREVER)
+                with nullcontext() if pool.disk is None else pool.disk.promoted(keys, time.monotonic() + _PIN_S):
+                    pinned = pin(pool, keys)
+                base, token = pool.arena.base, [(pool, pinned.units, FOREVER)]
         except Exception:  # noqa: BLE001 - nothing pinned is the answer
             return Pins(addresses, sizes)
         for row, offset, nbytes in zip(pinned.rows, pinned.offsets.tolist(), pinned.nbytes.tolist(), strict=True):
@@ -280,7 +322,7 @@ class LocalStore(MappedStore):
             part = [key if len(key) <= MAX_KEY else b"" for key in keys[start : start + _REMOVE_KEYS]]
             try:
                 with self._entered() as pool:
-                    results.extend(pool.writer.call(RemoveStep(pool, part), time.monotonic() + _REMOVE_S))
+                    results.extend(remove(pool, part, time.monotonic() + _REMOVE_S))
             except Exception as error:  # noqa: BLE001 - travels in the results
                 results.extend([failure(error)] * len(part))
         return results
@@ -288,7 +330,8 @@ class LocalStore(MappedStore):
     def list(self, prefix: bytes = b"") -> list[bytes]:
         try:
             with self._entered() as pool:
-                return pool.read(lambda txn: gauges.keys_with(txn, prefix))
+                found = pool.read(lambda txn: gauges.keys_with(txn, prefix))
+                return found if pool.disk is None else sorted({*found, *pool.disk.keys_with(prefix)})
         except (Closed, OSError, lmdb.Error):
             return []
 
@@ -320,7 +363,7 @@ class LocalStore(MappedStore):
     def verify(self) -> Findings:
         """What is wrong with the pool's books, in one line each; empty when every slot is accounted for exactly once."""
         with self._entered() as pool:
-            return gauges.verify(pool)
+            return gauges.verify(pool) + ([] if pool.disk is None else pool.disk.verify())
 
     def health(self) -> Health:
         try:

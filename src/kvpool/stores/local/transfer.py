@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.devices import CopyEngine
-from kvpool.stores.base import Batch, Result, Status
+from kvpool.stores.base import Batch, Result, Status, Tier
 from kvpool.stores.local.jobs import EXISTS, MISSING, CancelStep, Grant, PublishStep, ReserveStep, Room, failure
 from kvpool.stores.local.leases import FOREVER
 from kvpool.stores.local.pool import Pool
@@ -34,15 +34,17 @@ class Pinned:
     units: list[int]
     offsets: Int64
     nbytes: Int64
+    generations: Int64
 
 
-def pin(pool: Pool, keys: Sequence[bytes], until: int = FOREVER) -> Pinned:
-    """Hold the objects that are there until then, and mark them as used. A slot that was taken away in between is not held."""
+def pin(pool: Pool, keys: Sequence[bytes], until: int = FOREVER, *, use: bool = True) -> Pinned:
+    """Hold the objects that are there until then, and (``use``) mark them as used. A slot that was taken away in between is not
+    held."""
     first = pool.entries(keys)
     rows = [row for row, raw in enumerate(first) if raw is not None]
     if not rows:
         none = np.zeros(0, dtype=np.int64)
-        return Pinned([], [], none, none)
+        return Pinned([], [], none, none, none)
     table = np.frombuffer(b"".join(raw for raw in first if raw is not None), dtype=ENTRY_TYPE)
     units: list[int] = table["unit"].tolist()
     pool.leases.hold(units, until)
@@ -57,8 +59,9 @@ def pin(pool: Pool, keys: Sequence[bytes], until: int = FOREVER) -> Pinned:
         pool.leases.drop([units[place] for place in lost], until)
         kept = sorted(set(range(len(rows))) - set(lost))
         rows, units, table = [rows[place] for place in kept], [units[place] for place in kept], table[kept]
-    pool.stamps.touch(table["unit"], time.monotonic_ns())
-    return Pinned(rows, units, table["offset"], table["nbytes"])
+    if use:
+        pool.stamps.touch(table["unit"], time.monotonic_ns())
+    return Pinned(rows, units, table["offset"], table["nbytes"], table["generation"])
 
 
 def starts_of(sizes: Int64, offset: int = 0) -> Int64:
@@ -86,34 +89,52 @@ def parts(count: int, nbytes: int, capacity: int) -> Iterator[slice]:
 
 
 def get(pool: Pool, engine: CopyEngine, batch: Batch, deadline: float) -> list[Result]:
-    nbytes = batch.object_nbytes
+    """From memory, and what it lacks from the tier below."""
     results = [MISSING] * len(batch.keys)
+    read_memory(pool, engine, batch, range(len(batch.keys)), results, deadline)
+    if pool.disk is not None:
+        pool.disk.fetch(engine, batch, results, deadline)
+    return results
+
+
+def read_memory(
+    pool: Pool, engine: CopyEngine, batch: Batch, wanted: Sequence[int], results: list[Result], deadline: float
+) -> None:
+    """Read some rows of a batch; ``results`` is told about those that are there."""
+    nbytes = batch.object_nbytes
     try:
-        pinned = pin(pool, batch.keys)
+        pinned = pin(pool, [batch.keys[row] for row in wanted])
     except (OSError, lmdb.Error, Closed) as error:
-        return [failure(error)] * len(batch.keys)
+        for row in wanted:
+            results[row] = failure(error)
+        return
     try:
         right = np.flatnonzero(pinned.nbytes == nbytes)
         for place in np.flatnonzero(pinned.nbytes != nbytes).tolist():
-            text = f"the object has {pinned.nbytes[place]} bytes, asked for were {nbytes}"
-            results[pinned.rows[place]] = Result(Status.MISSING, text=text)
-        rows = np.array(pinned.rows, dtype=np.int64)[right]
-        offsets = pinned.offsets[right]
-        starts = starts_of(batch.sizes)
-        read = Result(Status.OK, nbytes)
+            results[wanted[pinned.rows[place]]] = other_length(int(pinned.nbytes[place]), nbytes)
+        rows = np.array([wanted[row] for row in pinned.rows], dtype=np.int64)[right]
+        bases = pool.arena.base + pinned.offsets[right]
+        read = Result(Status.OK, nbytes, tier=Tier.DRAM)
         for part in parts(len(rows), nbytes, pool.geometry.capacity):
-            outcome = OVERDUE
-            if time.monotonic() < deadline:
-                try:
-                    copy_out(pool, engine, offsets[part], starts, batch.addresses[rows[part]], batch.sizes)
-                    outcome = read
-                except Exception as error:  # noqa: BLE001 - travels in the results
-                    outcome = failure(error)
+            outcome = copy_rows(engine, batch, rows[part], bases[part], read) if time.monotonic() < deadline else OVERDUE
             for row in rows[part].tolist():
                 results[row] = outcome
     finally:
         pool.leases.drop(pinned.units, FOREVER)
-    return results
+
+
+def other_length(have: int, asked: int) -> Result:
+    return Result(Status.MISSING, text=f"the object has {have} bytes, asked for were {asked}")
+
+
+def copy_rows(engine: CopyEngine, batch: Batch, rows: Int64, bases: Int64, done: Result) -> Result:
+    """Copy whole objects, which begin at ``bases``, into rows of the batch; ``done``, or what went wrong."""
+    try:
+        sources = bases[:, None] + starts_of(batch.sizes)
+        engine.copy(batch.addresses[rows].ravel(), sources.ravel(), np.tile(batch.sizes, len(rows)))
+    except Exception as error:  # noqa: BLE001 - travels in the results
+        return failure(error)
+    return done
 
 
 class Put:
@@ -126,7 +147,7 @@ class Put:
         self._batch = batch
         self._deadline = deadline
         self._starts = starts_of(batch.sizes)
-        self._stored = Result(Status.OK, batch.object_nbytes)
+        self._stored = Result(Status.OK, batch.object_nbytes, tier=Tier.DRAM)
         self._pins: list[int] = []
         self._now = time.monotonic_ns()
 
@@ -201,4 +222,4 @@ class Put:
         return self._pool.writer.call(PublishStep(self._pool, rooms, keys, (self._now, rows)), self._deadline)
 
 
-__all__ = ["Pinned", "Put", "copy_in", "copy_out", "get", "parts", "pin", "starts_of"]
+__all__ = ["Pinned", "Put", "copy_in", "copy_out", "copy_rows", "get", "other_length", "parts", "pin", "read_memory", "starts_of"]

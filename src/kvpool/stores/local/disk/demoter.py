@@ -1,0 +1,136 @@
+"""The thread that copies cold objects to the disk before they are evicted from memory, and drops cold ones from a full disk.
+
+One process of the pool at a time does this: the one that holds the lock ``demoter``. When it dies another one takes over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from kvpool.stores.local.disk.choose import occupied, to_copy
+from kvpool.stores.local.disk.demote import BATCH_S, Batch
+from kvpool.stores.local.disk.erase import Eraser
+from kvpool.stores.local.disk.trim import TrimStep
+from kvpool.stores.local.writer import Closed, Overdue
+
+if TYPE_CHECKING:
+    from kvpool.stores.local.disk.tier import DiskTier
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 64 << 20
+_BUSY_S = 0.01
+_IDLE_S = 0.1
+_ELECT_S = 0.5
+_META_S = 30.0
+
+
+class Demoter:
+    """Starts with ``start``: a process that only looks keys up copies nothing."""
+
+    def __init__(self, tier: DiskTier) -> None:
+        self._tier = tier
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._elected: int | None = None
+        self._meta_at = time.monotonic() + _META_S
+        self._told = False
+        self.eraser = Eraser(tier)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def start(self) -> None:
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self.stopping:
+                    self._thread = threading.Thread(target=self._run, name="kvpool-demoter", daemon=True)
+                    self._thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """False when it is still in the middle of something after ``timeout_s``."""
+        with self._lock:
+            self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+        return True
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if self._elected is None:
+                    self._elected = self._elect()
+                pause = _ELECT_S if self._elected is None else self._turn()
+                self._stop.wait(pause)
+        finally:
+            self._resign()
+
+    def _elect(self) -> int | None:
+        try:
+            elected = self._tier.files.folder.elect()
+            if elected is not None:
+                self.eraser.look_for_leftovers()
+            return elected
+        except (OSError, lmdb.Error, Closed, Overdue) as error:
+            self._tell(error)
+            return None
+
+    def _resign(self) -> None:
+        if self._elected is not None:
+            self.save_meta()
+            os.close(self._elected)
+            self._elected = None
+
+    def _turn(self) -> float:
+        """One round; how long to pause after it."""
+        tier = self._tier
+        if not tier.usable:
+            return _IDLE_S
+        try:
+            if time.monotonic() >= self._meta_at:
+                self.save_meta()
+            tier.books.writer.call(TrimStep(tier.books, tier.settings.high, tier.settings.low), time.monotonic() + BATCH_S)
+            self.eraser.run()
+            units = to_copy(occupied(tier.pool), tier.settings, BATCH_BYTES)
+            if not len(units):
+                return _IDLE_S
+            copied = Batch(tier, units.tolist()).run()
+            self.eraser.run()
+            return _BUSY_S if copied else _IDLE_S
+        except Closed:
+            return _IDLE_S
+        except Overdue as error:
+            tier.switch.failed(error)
+        except (OSError, lmdb.Error) as error:
+            tier.failed(error)
+        except Exception:  # the thread must live on
+            if not self._told:
+                logger.warning("a turn of the demoter failed", exc_info=True)
+                self._told = True
+        return _IDLE_S
+
+    def save_meta(self) -> None:
+        """How much was written, for after a restart."""
+        self._meta_at = time.monotonic() + _META_S
+        try:
+            meta = self._tier.files.folder.read_disk_meta()
+            written = self._tier.books.look(lambda records: records.counter(b"written"))
+            if meta is not None and meta.written_bytes != written:
+                self._tier.files.folder.write_disk_meta(replace(meta, written_bytes=written))
+        except (OSError, ValueError, lmdb.Error, Closed, Overdue) as error:
+            self._tell(error)
+
+    def _tell(self, error: object) -> None:
+        if not self._told:
+            logger.warning("the disk tier: %s", error)
+            self._told = True
