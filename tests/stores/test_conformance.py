@@ -12,7 +12,8 @@ from kvpool.stores.disk_settings import DiskSettings
 @pytest.mark.parametrize("kind", ["local", "disk", "faulty"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract(check, kind, pool_root: Path, tmp_path: Path):
-    disk = DiskSettings(str(tmp_path), 4 * MIN_CAPACITY) if kind == "disk" else None
+    eager = {"dram_high": 2, "dram_low": 1}  # copies nearly everything at once
+    disk = DiskSettings(str(tmp_path), 4 * MIN_CAPACITY, **eager) if kind == "disk" else None
 
     def make_store() -> Store:
         plan = pool_root / "plan.json" if kind == "faulty" else None

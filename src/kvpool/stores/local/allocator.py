@@ -86,6 +86,8 @@ class Allocator:
     def evict_or_take_over(self, records: Records, slot_bytes: int, chunks: int, missing: int) -> bool:
         """Evict from the class itself, or take a slab from another one where that is colder; False when nothing could go."""
         own = records.slabs.units(records.slabs.of_class(slot_bytes))
+        if self.evictor.expendable is not None:  # not a whole slab, then
+            return bool(len(own)) and self.evictor.evict(records, slot_bytes, missing) > 0
         oldest = int(self.stamps.values[own].min()) if len(own) else None
         if self.take_over(records, slot_bytes, chunks, oldest):
             return True

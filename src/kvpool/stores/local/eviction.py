@@ -28,6 +28,7 @@ class Evictor:
     stamps: Stamps
     peers: Peers
     fence: Fence
+    expendable: Callable[[Units], NDArray[np.bool_]] | None = None  # set: only these may go
     on_evicted: Callable[[Records, Evicted], None] | None = None  # told of each block, inside the transaction
 
     def held(self, units: Units) -> NDArray[np.bool_]:
@@ -94,6 +95,8 @@ class Evictor:
     def _evict_blocks(self, records: Records, candidates: Units, count: int, slot_bytes: int) -> int:
         gone = 0
         held = self.held(candidates)
+        if self.expendable is not None:
+            held |= ~self.expendable(candidates)
         for unit, busy in zip(candidates.tolist(), held.tolist(), strict=True):
             if gone >= count:
                 break

@@ -37,15 +37,16 @@ def occupied(pool: Pool) -> Occupied:
     return Occupied(units[there], sizes[there], stamps[there], capacity)
 
 
-def to_copy(pool: Occupied, settings: DiskSettings, nbytes: int) -> Int64:
+def to_copy(pool: Occupied, settings: DiskSettings, nbytes: int, *, begun: bool = False) -> Int64:
     """Units to copy now, coldest first, about ``nbytes`` of them; none while enough is free, or cold and copied.
 
     The coldest part of the memory is what eviction takes next. It is as large as the watermarks leave of the capacity, less what is
-    free: below the high one nothing is done, and then all of it down to the low one is copied."""
+    free: below the high one nothing is done, and then (``begun``) all of it down to the low one is copied."""
     free = pool.capacity - int(pool.sizes.sum())
     after_low = int(pool.capacity * (100 - settings.dram_low) / 100) - free
     after_high = int(pool.capacity * (100 - settings.dram_high) / 100) - free
-    if after_high <= 0:
+    trigger = after_low if begun else after_high
+    if trigger <= 0:
         return pool.units[:0]
     order = np.argsort(pool.stamps, kind="stable")
     begins = np.cumsum(pool.sizes[order]) - pool.sizes[order]
@@ -53,7 +54,7 @@ def to_copy(pool: Occupied, settings: DiskSettings, nbytes: int) -> Int64:
     wanted = (stamps & COPIED) == 0
     if settings.admission == "second_sight":
         wanted &= (stamps & SEEN) != 0
-    if not (wanted & (begins < after_high)).any():
+    if not (wanted & (begins < trigger)).any():
         return pool.units[:0]
     chosen = order[wanted & (begins < after_low)]
     batch: Int64 = pool.units[chosen[: int(np.searchsorted(np.cumsum(pool.sizes[chosen]), nbytes)) + 1]]

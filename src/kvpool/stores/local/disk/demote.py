@@ -118,10 +118,10 @@ class Batch:
                 tier.pool.leases.drop([write.source.unit], UPKEEP)
                 (done if write.call.error is None else failed).append(write)
         if done:
-            tier.switch.worked()
+            tier.switch.worked("write")
         for write in failed:
             if not isinstance(write.call.error, Busy):
-                tier.failed(cast(BaseException, write.call.error))
+                tier.failed("write", cast(BaseException, write.call.error))
         self._cancel(failed)
         return done
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 << 20
+_BATCH_SHARE = 32  # of the memory at once: what is being copied cannot be evicted meanwhile
 _BUSY_S = 0.01
 _IDLE_S = 0.1
 _ELECT_S = 0.5
@@ -42,6 +43,7 @@ class Demoter:
         self._elected: int | None = None
         self._meta_at = time.monotonic() + _META_S
         self._told = False
+        self._begun = False  # the high watermark was passed, and the low one is not reached yet
         self.eraser = Eraser(tier)
 
     @property
@@ -101,8 +103,10 @@ class Demoter:
                 self.save_meta()
             tier.books.writer.call(TrimStep(tier.books, tier.settings.high, tier.settings.low), time.monotonic() + BATCH_S)
             self.eraser.run()
-            units = to_copy(occupied(tier.pool), tier.settings, BATCH_BYTES)
-            if not len(units):
+            memory = occupied(tier.pool)
+            units = to_copy(memory, tier.settings, min(BATCH_BYTES, memory.capacity // _BATCH_SHARE), begun=self._begun)
+            self._begun = len(units) > 0
+            if not self._begun:
                 return _IDLE_S
             copied = Batch(tier, units.tolist()).run()
             self.eraser.run()
@@ -110,9 +114,9 @@ class Demoter:
         except Closed:
             return _IDLE_S
         except Overdue as error:
-            tier.switch.failed(error)
+            tier.switch.failed("write", error)
         except (OSError, lmdb.Error) as error:
-            tier.failed(error)
+            tier.failed("write", error)
         except Exception:  # the thread must live on
             if not self._told:
                 logger.warning("a turn of the demoter failed", exc_info=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import lmdb
 import numpy as np
+from numpy.typing import NDArray
 
 from kvpool.stores.base import Result, Status
 from kvpool.stores.local.arena import COPIED, SEEN
@@ -20,9 +21,10 @@ from kvpool.stores.local.disk.iopool import Busy, IoCall
 from kvpool.stores.local.disk.record import Record
 from kvpool.stores.local.geometry import slot_bytes_for
 from kvpool.stores.local.index import ENTRY
-from kvpool.stores.local.jobs import CancelStep, PublishStep, RemoveStep, ReserveStep, Room
+from kvpool.stores.local.jobs import CancelStep, Grant, PublishStep, RemoveStep, ReserveStep, Room
 from kvpool.stores.local.leases import FOREVER
-from kvpool.stores.local.writer import Closed
+from kvpool.stores.local.records import Records
+from kvpool.stores.local.writer import Again, Closed
 
 if TYPE_CHECKING:
     from kvpool.stores.local.disk.tier import DiskTier
@@ -35,10 +37,32 @@ _SLICE_S = 0.25
 
 
 class PromoteStep(ReserveStep):
-    """Reserve slots for objects that the disk holds: for them that is no reason to refuse."""
+    """Reserve slots for objects that the disk holds: for them that is no reason to refuse.
+
+    ``gently``: evict nothing for it that would be lost, only what the disk has too or will not get."""
+
+    def __init__(self, tier: DiskTier, keys: Sequence[bytes], nbytes: int, *, gently: bool) -> None:
+        super().__init__(tier.pool, keys, nbytes)
+        self._tier = tier
+        self._gently = gently
 
     def _on_disk(self) -> set[bytes]:
         return set()
+
+    def __call__(self, records: Records) -> Grant | Again:
+        evictor = self._tier.pool.evictor  # used by this thread only, which runs all steps
+        evictor.expendable = self._expendable if self._gently else None
+        try:
+            return super().__call__(records)
+        finally:
+            evictor.expendable = None
+
+    def _expendable(self, units: NDArray[np.int64]) -> NDArray[np.bool_]:
+        stamps = self._tier.pool.stamps.values[units]
+        expendable: NDArray[np.bool_] = (stamps & COPIED) != 0
+        if self._tier.settings.admission == "second_sight":
+            expendable |= (stamps & SEEN) == 0
+        return expendable
 
 
 @dataclass(slots=True)
@@ -61,11 +85,12 @@ class _Read:
 
 
 class Landing:
-    """Reads what the disk has of ``keys``, all at once, and publishes it in memory.
+    """Reads what the disk has of ``keys``, all at once, and publishes it in memory: without ``buffers`` at any price, with them
+    only where that pushes out nothing that would be lost.
 
     ``places`` says by row where the bytes are (address, nbytes) until ``end``; ``results`` says by row why they are not: MISSING,
-    TRANSIENT, or AGAIN when memory has the object by now. Rows that found no memory are in ``left``; only with ``buffers`` are
-    buffers used where the pool has no slot. A row in none of them is not on the disk."""
+    TRANSIENT, or AGAIN when memory has the object by now. Rows that found no memory are in ``left``. A row in none of them is not
+    on the disk."""
 
     def __init__(self, tier: DiskTier, keys: Sequence[bytes], deadline: float, *, buffers: bool) -> None:
         self._tier = tier
@@ -93,7 +118,7 @@ class Landing:
         sizes = {entry[2] for _, entry in held}
         for nbytes in sorted(sizes):
             part = [(row, entry) for row, entry in held if entry[2] == nbytes]
-            rooms, results = self._reserve([keys[row] for row, _ in part], nbytes)
+            rooms, results = self._reserve([keys[row] for row, _ in part], nbytes, buffers)
             for place, (row, entry) in enumerate(part):
                 room = rooms.get(place)
                 if room is None and results[place].status is Status.EXISTS:
@@ -108,10 +133,11 @@ class Landing:
                     self.left.append(row)
                 self._tier.books.leases.drop([entry[0]], FOREVER)
 
-    def _reserve(self, keys: list[bytes], nbytes: int) -> tuple[dict[int, Room], list[Result]]:
+    def _reserve(self, keys: list[bytes], nbytes: int, buffers: bool) -> tuple[dict[int, Room], list[Result]]:
         none: tuple[dict[int, Room], list[Result]] = {}, [Result(Status.NO_SPACE)] * len(keys)
         try:
-            grant = self._pool.writer.call(PromoteStep(self._pool, keys, nbytes), self._deadline)
+            step = PromoteStep(self._tier, keys, nbytes, gently=buffers)
+            grant = self._pool.writer.call(step, self._deadline)
         except Exception:  # noqa: BLE001 - then there is no slot
             return none
         try:
@@ -156,14 +182,14 @@ class Landing:
         self._reads = sound
         self._let_go(damaged)
         if sound:
-            self._tier.switch.worked()
+            self._tier.switch.worked("read")
         self._quarantine([read.key for read in damaged if self.results[read.row] is DAMAGED])
 
     def _failure(self, error: BaseException) -> Result:
         if isinstance(error, Damaged):
             return DAMAGED
         if not isinstance(error, Busy):
-            self._tier.failed(error)
+            self._tier.failed("read", error)
         return Result(Status.TRANSIENT, code=getattr(error, "errno", None), text=f"the disk could not be read: {error}")
 
     def _quarantine(self, keys: list[bytes]) -> None:

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 import time
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from kvpool.stores.local.pool_dir import PoolDir
 
 logger = logging.getLogger(__name__)
 
+Work = Literal["read", "write"]
 FAILURES = 5
 COOLDOWN_S = 30.0
 
@@ -32,7 +34,7 @@ class Switch:
             os.close(fd)
         self._until: NDArray[np.int64] = np.frombuffer(self._map, dtype=np.int64)
         self._lock = threading.Lock()
-        self._failures = 0
+        self._failures = dict.fromkeys(get_args(Work), 0)  # in a row
         self._told = False
         self._closed = False
 
@@ -40,26 +42,26 @@ class Switch:
     def on(self) -> bool:
         return not self._closed and int(self._until[0]) <= time.monotonic_ns()
 
-    def worked(self) -> None:
-        if not self._failures:
+    def worked(self, work: Work) -> None:
+        if not self._failures[work]:
             return
         with self._lock:
-            self._failures = 0
+            self._failures[work] = 0
             if self._told:
                 logger.warning("the disk tier works again")
                 self._told = False
 
-    def failed(self, error: object) -> None:
+    def failed(self, work: Work, error: object) -> None:
         with self._lock:
-            self._failures += 1
-            if self._failures >= FAILURES:
-                self._failures = FAILURES - 1
+            self._failures[work] += 1
+            if self._failures[work] >= FAILURES:
+                self._failures[work] = FAILURES - 1
                 self._off(error)
 
     def hangs(self, seconds: float) -> None:
         """Off at once, whatever came before."""
         with self._lock:
-            self._failures = FAILURES - 1
+            self._failures = dict.fromkeys(self._failures, FAILURES - 1)
             self._off(f"no answer for {seconds:.0f} s")
 
     def _off(self, reason: object) -> None:

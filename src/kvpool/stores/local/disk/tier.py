@@ -22,7 +22,7 @@ from kvpool.stores.local.disk.demoter import Demoter
 from kvpool.stores.local.disk.fetch import Fetch, promoted
 from kvpool.stores.local.disk.iopool import IoCall, IoPool
 from kvpool.stores.local.disk.pool import DiskPool
-from kvpool.stores.local.disk.switch import Switch
+from kvpool.stores.local.disk.switch import Switch, Work
 from kvpool.stores.local.eviction import Evicted
 from kvpool.stores.local.index import ENTRY
 from kvpool.stores.local.jobs import MISSING, RemoveStep, failure
@@ -169,14 +169,14 @@ class DiskTier:
             return
         drop()
         if isinstance(call.error, OSError):
-            self.failed(call.error)
+            self.failed("write", call.error)
 
     # what goes wrong
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, work: Work, error: BaseException) -> None:
         """The disk answered with an error."""
         self.count(b"errors")
-        self.switch.failed(error)
+        self.switch.failed(work, error)
 
     def count(self, name: bytes, change: int = 1) -> None:
         """Add to a counter of the whole pool, some time soon."""

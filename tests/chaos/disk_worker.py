@@ -1,0 +1,42 @@
+"""What the chaos tests of the disk tier run in processes of their own. Usage: disk_worker.py ROOT SSD SECONDS SEED."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from kvpool.stores.disk_settings import DiskSettings
+from kvpool.stores.local import LocalStore
+from tests.chaos import store_worker as sw
+
+DRAM = 12 << 20
+DISK = 48 << 20
+
+
+def settings(ssd: str, nbytes: int = DISK, **others: object) -> DiskSettings:
+    """Copies early, so that little is dropped."""
+    return DiskSettings(ssd, nbytes, **{"dram_high": 30, "dram_low": 10, **others})  # type: ignore[arg-type]
+
+
+def open_store(root: str, ssd: str, dram: int = DRAM, **others: object) -> LocalStore:
+    store = LocalStore(Path(root), "chaos", dram, disk=settings(ssd, **others))
+    store.open()
+    return store
+
+
+def main() -> None:
+    root, ssd, seconds, seed = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+    store = open_store(root, ssd)
+    worker = sw.Worker(store, seed)
+    print("ready", flush=True)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        worker.turn()
+    store.close()
+    print(json.dumps(worker.counts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

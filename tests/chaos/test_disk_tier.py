@@ -1,0 +1,497 @@
+"""The disk tier under kill -9, with damaged bytes, a full disk, errors and silence. Every byte that is read is verified."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvpool.stores.base import MISS, Hit, Status, Tier
+from kvpool.stores.local.disk import switch, tier
+from kvpool.stores.local.disk.record import RECORD_BYTES
+from tests.chaos import disk_worker as dw
+from tests.chaos import store_worker as sw
+
+SIZE = sw.CLASSES[2]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ssd(tmp_path):
+    folder = tmp_path / "ssd"
+    folder.mkdir()
+    return folder
+
+
+def put(store, numbers, nbytes=SIZE):
+    worker = sw.Worker(store, 1)
+    for start in range(0, len(numbers), 4):
+        worker.put(numbers[start : start + 4], nbytes)
+    assert worker.counts["put"] == len(numbers), worker.counts
+
+
+def get(store, numbers, nbytes=SIZE):
+    """How many of the objects are there; their bytes are verified."""
+    worker = sw.Worker(store, 1)
+    for start in range(0, len(numbers), 4):
+        worker.get(numbers[start : start + 4], nbytes)
+    return worker.counts["hit"]
+
+
+def eventually(condition, text, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, text
+        time.sleep(0.02)
+
+
+def tiers(store, numbers, nbytes=SIZE):
+    return [answer.tier if isinstance(answer, Hit) else None for answer in store.exists([sw.key(n, nbytes) for n in numbers])]
+
+
+def on_disk(store, count):
+    eventually(lambda: store.stats().tiers[1].objects >= count, f"{count} objects never reached the disk: {store.stats()}")
+
+
+def spilled(store, count=80):
+    """Objects 0 .. count, more than the memory holds; none was dropped."""
+    for start in range(0, count, 4):
+        put(store, list(range(start, start + 4)))
+        on_disk(store, max(0, start - 8))
+    assert store.stats().tiers[1].dropped_objects == 0
+    return list(range(count))
+
+
+def wiped(store, root):
+    """What a reboot leaves: nothing in memory."""
+    store.close()
+    shutil.rmtree(root / "chaos")
+
+
+def test_a_working_set_larger_than_memory(pool_root, ssd):
+    store = dw.open_store(str(pool_root), str(ssd))
+    numbers = spilled(store)
+    seen = tiers(store, numbers)
+    assert None not in seen
+    assert seen.count(Tier.DISK) > 20
+    for _ in range(3):
+        assert get(store, numbers) == len(numbers)
+    assert store.verify() == []
+    store.close()
+
+
+def test_everything_comes_back_after_a_wipe_of_memory(pool_root, ssd):
+    store = dw.open_store(str(pool_root), str(ssd))
+    numbers = spilled(store, 40)
+    on_disk(store, 30)
+    before = store.stats().tiers[1]
+    kept = [n for n, raw in zip(numbers, store._pool.disk.books.entries([sw.key(n, SIZE) for n in numbers])) if raw]
+    wiped(store, pool_root)
+    store = dw.open_store(str(pool_root), str(ssd))
+    assert tiers(store, kept) == [Tier.DISK] * len(kept)
+    after = store.stats().tiers[1]
+    assert (after.objects, after.used_bytes) == (before.objects, before.used_bytes)
+    assert after.written_bytes >= before.written_bytes > 0, "wear is counted over restarts"
+    assert get(store, kept) == len(kept)
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_restart_without_a_wipe_reads_no_records(pool_root, ssd, monkeypatch):
+    store = dw.open_store(str(pool_root), str(ssd))
+    numbers = spilled(store)
+    store.close()
+    monkeypatch.setattr("kvpool.stores.local.disk.attach.scan", None)
+    store = dw.open_store(str(pool_root), str(ssd))
+    assert get(store, numbers) == len(numbers)
+    store.close()
+
+
+KILLS = """
+import os, random, signal, sys, time
+from tests.chaos import disk_worker as dw, store_worker as sw
+root, ssd, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
+chance = random.Random(5)
+for turn in range(kills):
+    pid = os.fork()
+    if pid == 0:
+        store = dw.open_store(root, ssd)
+        worker = sw.Worker(store, turn)
+        while True: worker.turn()
+    time.sleep(0.03 + chance.random() * 0.12)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), status
+print("killed", kills)
+"""
+
+
+def run(script, *arguments, timeout=240):
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WRONG" not in done.stdout + done.stderr
+    return done.stdout
+
+
+def test_kill_9_under_load_hundreds_of_times(pool_root, ssd):
+    assert "killed 250" in run(KILLS, pool_root, ssd, 250)
+    store = dw.open_store(str(pool_root), str(ssd))
+    assert store.stats().tiers[1].objects > 0
+    for nbytes in sw.CLASSES:
+        numbers = list(range(sw.KEYS))
+        present = [n for n, where in zip(numbers, tiers(store, numbers, nbytes)) if where]
+        assert get(store, present[:40], nbytes) >= len(present[:40]) // 2, "some may be evicted while others are promoted"
+    assert store.stats().tiers[1].errors == 0, "not one bad checksum"
+    assert store.verify() == []
+    wiped(store, pool_root)
+    store = dw.open_store(str(pool_root), str(ssd))
+    for nbytes in sw.CLASSES:
+        get(store, list(range(sw.KEYS)), nbytes)
+    assert store.stats().tiers[1].errors == 0, "every record that a kill left was true"
+    assert store.verify() == []
+    store.close()
+
+
+MID_DEMOTION = """
+import os, sys
+from tests.chaos import disk_worker as dw, store_worker as sw
+root, ssd, first, kills = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+whole = 0
+for turn in range(first, first + kills):
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        from kvpool.stores.local.disk.files import DiskFiles
+        names = ("clear_record", "write_data", "write_record")
+        real = {name: getattr(DiskFiles, name) for name in names}
+        left = [turn % 23]
+        def stepping(name):
+            def call(self, *arguments):
+                if left[0] == 0 and name == "write_data":
+                    offset, address, nbytes = arguments
+                    real[name](self, offset, address, max(4096, nbytes // 2 // 4096 * 4096))
+                if left[0] == 0:
+                    os.write(told, b"x")
+                    os.kill(os.getpid(), 9)
+                left[0] -= 1
+                return real[name](self, *arguments)
+            return call
+        for name in names: setattr(DiskFiles, name, stepping(name))
+        store = dw.open_store(root, ssd, dram_high=2, dram_low=1)
+        sw.Worker(store, turn).put(list(range(turn * 8, turn * 8 + 8)), sw.CLASSES[2])
+        os.write(told, b"p")
+        import time
+        time.sleep(20)
+        os._exit(7)
+    _, status = os.waitpid(pid, 0)
+    said = os.read(ready, 2)
+    assert os.WIFSIGNALED(status) and b"x" in said, (turn, status, said)
+    store = dw.open_store(root, ssd, dram_high=2, dram_low=1)
+    worker = sw.Worker(store, 1)
+    worker.get(list(range(turn * 8, turn * 8 + 8)), sw.CLASSES[2])
+    assert worker.counts["hit"] == 8 or b"p" not in said, (turn, worker.counts)
+    whole += worker.counts["hit"] == 8
+    assert store.stats().tiers[1].errors == 0
+    store.close()
+    os.close(ready); os.close(told)
+print("survived", kills, "whole", whole)
+"""
+
+
+def test_kill_9_in_the_middle_of_a_demotion_loses_nothing_published(pool_root, ssd):
+    """Killed at each step of writing to the disk in turn, once in the middle of the data: all that was published is there."""
+    for start in range(0, 115, 23):
+        survived, whole = run(MID_DEMOTION, pool_root, ssd, start, 23).split()[1::2]
+        assert int(survived) == 23
+        assert int(whole) > 15
+    eager = {"dram_high": 2, "dram_low": 1}
+    store = dw.open_store(str(pool_root), str(ssd), **eager)
+    assert store.verify() == []
+    wiped(store, pool_root)
+    store = dw.open_store(str(pool_root), str(ssd), **eager)
+    numbers = [n for n, where in zip(range(920), tiers(store, range(920))) if where]
+    assert len(numbers) > 20
+    assert get(store, numbers) == len(numbers)
+    assert store.stats().tiers[1].errors == 0
+    store.close()
+
+
+def test_two_processes_share_the_tier(pool_root, ssd):
+    store = dw.open_store(str(pool_root), str(ssd))
+    command = [sys.executable, "-m", "tests.chaos.disk_worker", str(pool_root), str(ssd), "6", "7"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        worker = sw.Worker(store, 8)
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            worker.turn()
+        output, _ = other.communicate(timeout=60)
+    assert other.returncode == 0, output
+    assert "Traceback" not in output
+    assert worker.counts["hit"] > 50
+    stats = store.stats().tiers[1]
+    assert (stats.errors, stats.ok) == (0, True)
+    assert stats.objects > 20
+    assert store.verify() == []
+    store.close()
+
+
+def test_another_process_takes_over_when_the_demoter_dies(pool_root, ssd):
+    script = "import sys, time\nfrom tests.chaos import disk_worker as dw\nfrom tests.chaos import store_worker as sw\n"
+    script += (
+        "store = dw.open_store(*sys.argv[1:])\nsw.Worker(store, 1).put([0], 4096)\ntime.sleep(1)\nprint('elected', flush=True)\n"
+    )
+    script += "time.sleep(60)\n"
+    with subprocess.Popen([sys.executable, "-c", script, pool_root, ssd], stdout=subprocess.PIPE, text=True, cwd=ROOT) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "elected\n"
+        store = dw.open_store(str(pool_root), str(ssd))
+        put(store, [0])
+        time.sleep(0.7)
+        assert store._pool.disk.demoter._elected is None
+        first.kill()
+    put(store, list(range(1, 41)))
+    on_disk(store, 20)
+    assert store._pool.disk.demoter._elected is not None
+    store.close()
+
+
+def damage(ssd, store, number, name):
+    """Change bytes of an object, or of its record, on the disk."""
+    unit, offset, _, _ = np.frombuffer(store._pool.disk.books.entries([sw.key(number, SIZE)])[0], dtype=np.int64).tolist()
+    place = offset + 4096 if name == "arena" else unit * RECORD_BYTES + 100
+    with open(ssd / "chaos" / name, "r+b") as file:
+        file.seek(place)
+        old = file.read(16)
+        file.seek(place)
+        file.write(bytes(byte ^ 255 for byte in old))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@pytest.mark.parametrize("name", ["arena", "records"])
+def test_damaged_bytes_are_missing_and_quarantined(pool_root, ssd, name):
+    store = dw.open_store(str(pool_root), str(ssd))
+    spilled(store)
+    assert tiers(store, [0, 1]) == [Tier.DISK] * 2
+    damage(ssd, store, 0, name)
+    assert get(store, [0, 1]) == 1
+    assert store.exists([sw.key(0, SIZE)]) == [MISS]
+    eventually(lambda: store.stats().tiers[1].errors == 1, "it is counted")
+    assert store._pool.disk.switch.on
+    put(store, [0])
+    assert get(store, [0]) == 1
+    assert store.verify() == []
+    store.close()
+
+
+def test_damaged_records_are_dropped_by_the_scan(pool_root, ssd, caplog):
+    caplog.set_level("INFO")
+    store = dw.open_store(str(pool_root), str(ssd))
+    numbers = spilled(store)
+    damage(ssd, store, 3, "records")
+    there = [n for n, raw in zip(numbers, store._pool.disk.books.entries([sw.key(n, SIZE) for n in numbers])) if raw]
+    wiped(store, pool_root)
+    store = dw.open_store(str(pool_root), str(ssd))
+    assert "dropped: 1 torn" in caplog.text
+    assert [n for n, where in zip(numbers, tiers(store, numbers)) if where] == [n for n in there if n != 3]
+    store.close()
+
+
+def test_removed_objects_stay_removed_after_a_reboot(pool_root, ssd):
+    store = dw.open_store(str(pool_root), str(ssd))
+    numbers = spilled(store)
+    gone = numbers[::3]
+    store.remove([sw.key(n, SIZE) for n in gone])
+    assert tiers(store, gone) == [None] * len(gone)
+    wiped(store, pool_root)
+    store = dw.open_store(str(pool_root), str(ssd))
+    assert tiers(store, gone) == [None] * len(gone)
+    assert get(store, [n for n in numbers if n not in gone]) >= 40
+    store.close()
+
+
+def test_clear_while_both_ways_are_busy(pool_root, ssd):
+    """What is removed while it is copied up and down must not come back."""
+    store = dw.open_store(str(pool_root), str(ssd))
+    numbers = spilled(store)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            get(store, numbers)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(10):
+            store.clear(b"")
+            assert tiers(store, numbers) == [None] * len(numbers)
+            put(store, numbers[:40])
+    finally:
+        stop.set()
+        reader.join(30)
+    assert store.verify() == []
+    store.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A filesystem of 24 MiB (a tmpfs, which has no O_DIRECT)."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir(mode=0o700)
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", str(mounted)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
+    yield mounted
+    subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def test_a_disk_smaller_than_the_tier(pool_root, small_disk, caplog):
+    store = dw.open_store(str(pool_root), str(small_disk))
+    for start in range(0, 160, 4):
+        put(store, list(range(start, start + 4)))
+        time.sleep(0.02)
+    eventually(lambda: sum("shrinks" in r.message for r in caplog.records) == 1, "one warning")
+    stats = store.stats().tiers[1]
+    assert 0 < stats.used_bytes <= stats.capacity_bytes < dw.DISK
+    assert (stats.ok, stats.errors) == (True, 0)
+    assert get(store, list(range(150, 160))) == 10
+    assert store.verify() == []
+    store.close()
+
+
+def broken(store, monkeypatch, names, error):
+    def fail(*arguments: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    for name in names:
+        monkeypatch.setattr(store._pool.disk.files, name, fail)
+
+
+def test_write_errors_switch_the_tier_off_and_memory_goes_on(pool_root, ssd, monkeypatch, caplog):
+    monkeypatch.setattr(switch, "COOLDOWN_S", 1.0)
+    store = dw.open_store(str(pool_root), str(ssd))
+    with monkeypatch.context() as patch:
+        broken(store, patch, ["write_data"], errno.EIO)
+        put(store, list(range(40)))
+        eventually(lambda: not store.stats().tiers[1].ok, "it is switched off")
+        assert store.stats().tiers[1].errors >= switch.FAILURES
+        assert get(store, list(range(30, 40))) == 10
+        assert sum("switched off" in r.message for r in caplog.records) == 1
+    on_disk(store, 8)
+    eventually(lambda: store.stats().tiers[1].ok, "it is tried again")
+    assert store.verify() == []
+    store.close()
+
+
+def test_read_errors_are_transient_then_misses(pool_root, ssd, monkeypatch):
+    monkeypatch.setattr(switch, "COOLDOWN_S", 0.5)
+    store = dw.open_store(str(pool_root), str(ssd))
+    numbers = spilled(store)
+    memory = np.zeros((4, SIZE // 8), dtype=np.uint64)
+    with monkeypatch.context() as patch:
+        broken(store, patch, ["read_data"], errno.EIO)
+        first = store.get(sw.batch([0, 1, 2, 3], memory, SIZE), 5.0).results()
+        assert [result.status for result in first] == [Status.TRANSIENT] * 4
+        assert first[0].code == errno.EIO
+        get(store, [4])
+        assert tiers(store, [0, 1, 2, 3]) == [None] * 4, "nothing is offered while the disk is off"
+    eventually(lambda: tiers(store, [0])[0] is Tier.DISK, "it is tried again")
+    assert get(store, numbers) == len(numbers)
+    store.close()
+
+
+def test_a_hung_disk_hangs_nobody(pool_root, ssd, monkeypatch):
+    """Reads do not come back: the caller is answered at its deadline, the tier goes off, nothing is ever written late."""
+    monkeypatch.setattr(tier, "STALL_S", 0.5)
+    monkeypatch.setattr(tier, "_CLOSE_S", 0.3)
+    store = dw.open_store(str(pool_root), str(ssd))
+    spilled(store)
+    disk = store._pool.disk
+    gate, real = threading.Event(), disk.files.read_data
+
+    def hang(*arguments: object) -> None:
+        gate.wait()
+        real(*arguments)
+
+    monkeypatch.setattr(disk.files, "read_data", hang)
+    memory = np.zeros((4, SIZE // 8), dtype=np.uint64)
+    began = time.monotonic()
+    results = store.get(sw.batch([0, 1, 2, 3], memory, SIZE), 0.3).results()
+    assert time.monotonic() - began < 2
+    assert {result.status for result in results} == {Status.TRANSIENT}
+    began = time.monotonic()
+    results = store.get(sw.batch([4, 5, 6, 7], memory, SIZE), 30.0).results()
+    assert time.monotonic() - began < 3, "a hung disk is given up long before the deadline"
+    assert {result.status for result in results} == {Status.TRANSIENT}
+    assert tiers(store, [0]) == [None]
+    put(store, [100, 101])
+    assert get(store, [100, 101]) == 2
+    assert not store.stats().tiers[1].ok
+    began = time.monotonic()
+    gate.set()
+    eventually(lambda: store.stats().writing == 0, "the slots are given back when the reads return")
+    assert not memory.any(), "nothing was written into the caller's memory"
+    assert store.verify() == []
+    store.close()
+
+
+def test_close_with_a_hung_disk(pool_root, ssd, monkeypatch):
+    monkeypatch.setattr(tier, "STALL_S", 0.5)
+    monkeypatch.setattr(tier, "_CLOSE_S", 0.3)
+    store = dw.open_store(str(pool_root), str(ssd))
+    spilled(store)
+    gate = threading.Event()
+    monkeypatch.setattr(store._pool.disk.files, "read_data", lambda *arguments: gate.wait())
+    memory = np.zeros((1, SIZE // 8), dtype=np.uint64)
+    store.get(sw.batch([0], memory, SIZE), 0.2)
+    pool = store._pool
+    began = time.monotonic()
+    store.close()
+    assert time.monotonic() - began < 5
+    assert pool.arena.base != 0, "the disk may still write into it"
+    gate.set()
+    other = dw.open_store(str(pool_root), str(ssd))
+    assert other.verify() == []
+    other.close()
+    assert pool.disk.close()
+
+
+def test_random_work_on_a_small_disk(pool_root, ssd):
+    """Eviction from the disk, classes that take slabs from one another, promotion under pressure: the books stay right."""
+    store = dw.open_store(str(pool_root), str(ssd), dram=6 << 20, nbytes=16 << 20)
+    workers = [sw.Worker(store, seed) for seed in range(3)]
+    end = time.monotonic() + 8
+
+    def work(worker: sw.Worker) -> None:
+        while time.monotonic() < end:
+            worker.turn()
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stats = store.stats().tiers[1]
+    assert stats.evicted_objects > 20, stats
+    assert stats.errors == 0, stats
+    assert store.verify() == []
+    wiped(store, pool_root)
+    store = dw.open_store(str(pool_root), str(ssd), dram=6 << 20, nbytes=16 << 20)
+    for nbytes in sw.CLASSES:
+        get(store, list(range(sw.KEYS)), nbytes)
+    assert store.stats().tiers[1].errors == 0
+    assert store.verify() == []
+    store.close()
