@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export KVPOOL_VENV := $(abspath $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-full clean
+.PHONY: help setup demo demo-ssd check test test-full clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ setup: ## make the development environment in .venv (PYTHON=... chooses the inte
 
 demo: setup ## a real model, twice: cold, then from the pool after a restart
 	@$(BIN)/python examples/demo.py
+
+demo-ssd: setup ## the same with a disk tier: from the disk after the pool's memory was wiped
+	@$(BIN)/python examples/demo_ssd.py
 
 check: setup ## lint, format, types, import floors, sizes
 	$(BIN)/ruff check .

@@ -54,22 +54,28 @@ def _table(title: str, rows: dict[str, object]) -> None:
 
 @app.command()
 def stat(name: Name = "default", root: Root = None, as_json: Json = False) -> None:
-    """Show how full a pool is and who uses it."""
+    """Show how full a pool and its disk tier are, and who uses it."""
     with _joined(root, name) as store:
         numbers = dataclasses.asdict(store.stats())
         health = store.health()
     numbers["health"] = "ok" if health.ok else health.text
+    numbers["tiers"] = [{**tier, "tier": tier["tier"].value} for tier in numbers["tiers"]]
     if as_json:
         typer.echo(json.dumps(numbers))
         return
-    for field in ("capacity_bytes", "used_bytes"):
-        numbers[field] = f"{numbers[field]:,} ({numbers[field] / (1 << 30):.2f} GiB)"
+    for tier in numbers.pop("tiers")[1:]:
+        numbers |= {f"{tier['tier']} {field}": value for field, value in tier.items() if field != "tier"}
+    for field, value in numbers.items():
+        if field.endswith("_bytes"):
+            numbers[field] = f"{value:,} ({value / (1 << 30):.2f} GiB)"
     _table(f"pool {name}", numbers)
 
 
 @app.command()
 def verify(name: Name = "default", root: Root = None, as_json: Json = False) -> None:
-    """Check that every slot of a pool is accounted for exactly once. Exit status 1 when something is wrong."""
+    """Check that every slot of a pool and of its disk tier is accounted for exactly once, and that the records on the disk agree.
+
+    Exit status 1 when something is wrong."""
     with _joined(root, name) as store:
         findings = store.verify()
     if as_json:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -16,7 +17,7 @@ import kvpool
 from kvpool.core.hits import GroupSpec, alignment
 from kvpool.engine.groups import pool_groups
 from kvpool.options import AscendStoreOptions, Deployment, load_ascend_store
-from kvpool.stores import build_store
+from kvpool.stores import DiskSettings, build_store
 from kvpool.stores.base import Store
 
 if TYPE_CHECKING:
@@ -148,10 +149,26 @@ def open_store(options: AscendStoreOptions, device: str) -> Store:
         dram_bytes=options.local_dram_size,
         on_last_close=options.local_on_last_close,
         device=device,
+        disk=disk_settings(options),
         fault_plan_path=options.fault_plan_path,
     )
     store.open()
     return store
+
+
+def disk_settings(options: AscendStoreOptions) -> DiskSettings | None:
+    """The disk tier of the local store; None where it is off."""
+    if not options.enable_ssd_offload or options.ssd_offload_path is None or options.local_ssd_size is None:
+        return None
+    return DiskSettings(
+        folder=str(PurePosixPath(options.ssd_offload_path)),
+        nbytes=options.local_ssd_size,
+        dram_high=options.local_dram_high_watermark,
+        dram_low=options.local_dram_low_watermark,
+        high=options.local_ssd_high_watermark,
+        low=options.local_ssd_low_watermark,
+        admission=options.local_ssd_admission,
+    )
 
 
 def host_identity() -> str:

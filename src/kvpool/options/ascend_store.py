@@ -19,6 +19,7 @@ from kvpool.options.scalars import (
     read_int,
     read_label,
     size,
+    text,
 )
 
 BackendName = Literal["local", "mooncake", "memcache", "yuanrong"]
@@ -104,6 +105,37 @@ class AscendStoreOptions(OptionModel):
     )
     local_on_last_close: Annotated[Literal["keep", "remove"], choice("keep", "remove")] = Field(
         "keep", description="What becomes of the local pool when its last user closes it."
+    )
+    enable_ssd_offload: Bool = Field(
+        False,
+        description="Second tier of the local store on a disk: what leaves memory stays there, over restarts and reboots.",
+    )
+    ssd_offload_path: Annotated[str | None, text("an absolute path of an existing directory", r"[^\x00]*")] = Field(
+        None,
+        description="Directory of that tier: absolute, existing, writable, no links, no `..`; each pool makes a folder of its own "
+        "in it. Judged only when the tier is on.",
+    )
+    local_ssd_size: Annotated[int | None, size(MIN_DRAM_SIZE, text=", at least 1MB")] = Field(
+        None, description="Room of that tier, for all engines of the host together. Required when it is on."
+    )
+    local_ssd_high_watermark: Annotated[int, integer(1, 100)] = Field(
+        95, description="Percent of that room above which its least recently used objects are dropped."
+    )
+    local_ssd_low_watermark: Annotated[int, integer(1, 100)] = Field(90, description="Percent down to which they are dropped.")
+    local_ssd_admission: Annotated[Literal["all", "second_sight"], choice("all", "second_sight")] = Field(
+        "all",
+        description="What is copied to the disk: everything, or only what was asked for or stored again after it had been stored. "
+        "The latter wears the disk less.",
+    )
+    local_dram_high_watermark: Annotated[int, integer(0, 100)] = Field(
+        80,
+        description="With the tier on: percent of the memory above which what is used least recently is copied to the disk, ahead "
+        "of its eviction.",
+    )
+    local_dram_low_watermark: Annotated[int, integer(0, 100)] = Field(
+        70,
+        description="Percent of the memory down to which it is copied: the rest is free, or can be evicted without loss. With 0 "
+        "for both, everything is copied at once.",
     )
     lookup_wait_ms: Annotated[int, integer(0, 1000)] = Field(
         2, description="Longest wait of the scheduler for a lookup; then it asks again."

@@ -12,6 +12,7 @@ from kvpool.options.backend_file import BackendFile, read_backend_file
 from kvpool.options.deployment import UNKNOWN, Deployment
 from kvpool.options.environment import hash_warning, merge_qos
 from kvpool.options.fields import JSON, Reading, located, read_fields
+from kvpool.options.local_ssd import check_local_ssd, without_unused_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,14 @@ def read_ascend_store(
 ) -> Loaded:
     """Like ``load_ascend_store``, but accepts valid options that are not available yet."""
     ascend_rules.check_role(kv_role, where)
-    renamed, lines = _rename_deprecated(extra)
+    renamed, lines = _rename_deprecated(without_unused_path(extra))
     reading = read_fields(AscendStoreOptions, renamed, where=where, internal=INTERNAL)
     given = {name for name, source in reading.sources.items() if source != "default"}
     choice = choose_backend(reading.options.backend if "backend" in given else None, kv_role, env, where)
     options = _complete(reading.options, choice, given)
     lines += [choice.warning] if choice.warning else []
     lines += ascend_rules.check_dependencies(options, given, kv_role, deployment, where)
+    lines += check_local_ssd(options, given, where)
     merged = merge_qos(options.backend, options.qos_priority, env)
     backend_file = read_backend_file(options.backend, env, deployment, use_layerwise=options.use_layerwise)
     lines += merged.warnings + (backend_file.warnings if backend_file else [])

@@ -14,7 +14,7 @@ class DiskSettings:
     """``folder`` is there, absolute and no link; the pool makes a folder of its own in it. Watermarks are percent.
 
     ``dram_high`` and ``dram_low``: once more than ``dram_high`` % of the memory is neither free nor both cold and copied, cold
-    objects are copied to the disk until ``dram_low`` % is left. ``high`` and ``low``: the same for the disk, where cold objects are
+    objects are copied to the disk until ``dram_low`` % is left (0: all are copied at once). ``high`` and ``low``: the same for the disk, where cold objects are
     dropped. ``admission``: copy everything, or only what was asked for again after it had been stored."""
 
     folder: str
@@ -30,9 +30,9 @@ class DiskSettings:
             raise ValueError(f"the folder of the disk tier is {self.folder!r}: it must be absolute")
         if self.nbytes < 1 << 20:
             raise ValueError(f"the disk tier has {self.nbytes} bytes: it needs at least 1 MiB")
-        for low, high in ((self.dram_low, self.dram_high), (self.low, self.high)):
-            if not 0 < low <= high <= 100:
-                raise ValueError(f"watermarks {low} and {high}: expected 0 < low <= high <= 100")
+        for low, high, least in ((self.dram_low, self.dram_high, 0), (self.low, self.high, 1)):
+            if not least <= low <= high <= 100:
+                raise ValueError(f"watermarks {low} and {high}: expected {least} <= low <= high <= 100")
         if self.admission not in ("all", "second_sight"):
             raise ValueError(f"admission is {self.admission!r} (accepted: all, second_sight)")
 

@@ -33,6 +33,11 @@ def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
     return found
 
 
+def entries(records: Records) -> list[tuple[bytes, tuple[int, int, int, int]]]:
+    """Every object with its index entry."""
+    return [(bytes(key), ENTRY.unpack(raw)) for key, raw in records.txn.cursor(records.tables["objects"]) if len(key) <= MAX_KEY]
+
+
 def index_stats(pool: Pool) -> StoreStats:
     """What the index says, from one transaction; neither leases nor pins."""
 
