@@ -14,8 +14,9 @@ class DiskSettings:
     """``folder`` is there, absolute and no link; the pool makes a folder of its own in it. Watermarks are percent.
 
     ``dram_high`` and ``dram_low``: once more than ``dram_high`` % of the memory is neither free nor both cold and copied, cold
-    objects are copied to the disk until ``dram_low`` % is left (0: all are copied at once). ``high`` and ``low``: the same for the disk, where cold objects are
-    dropped. ``admission``: copy everything, or only what was asked for again after it had been stored."""
+    objects are copied to the disk until ``dram_low`` % is left (0: all are copied at once). ``high`` and ``low``: the same for the
+    disk, where cold objects are dropped. ``admission``: copy everything, or only what was asked for again after it had been stored.
+    """
 
     folder: str
     nbytes: int

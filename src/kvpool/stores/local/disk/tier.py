@@ -236,10 +236,11 @@ class DiskTier:
         """Reads every record: for tools and tests."""
         findings = gauges.verify(self.books)
         objects = self.books.look(gauges.entries, long=True)
-        for key, (unit, _, nbytes, generation) in objects:
+        for key, entry in objects:
+            unit, _, nbytes, generation = entry
             record = unpack(self.files.read_record(unit))
             told = None if record is None else (record.key, record.nbytes, record.generation)
-            if told != (key, nbytes, generation) and self.books.entries([key])[0] is not None:
+            if told != (key, nbytes, generation) and self.books.entries([key]) == [ENTRY.pack(*entry)]:
                 findings.append(f"object {key!r}: its record on the disk says otherwise")
         return [f"disk: {finding}" for finding in findings]
 
