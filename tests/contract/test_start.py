@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 
@@ -68,11 +69,18 @@ def test_two_of_us_in_one_multiconnector_are_refused():
 def test_the_line_that_says_what_is_ready(start, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr("kvpool.engine.worker_side.logger.info", lambda text, *words: lines.append(text % words))
-    start(tp=2, options={"qos_priority": 3})
+    start(tp=2, options={"qos_priority": 3, "local_pool_name": "p"})
     ready = [line for line in lines if "store ready" in line]
     assert len(ready) == 2, "one for each rank"
     for rank, line in enumerate(ready):
-        for part in ("backend=local", "address=", "tenant=default", "qos=3", "capacity=", f"rank {rank} holds group 0"):
+        for part in (
+            "backend=local",
+            f"address=/dev/shm/kvpool-{os.geteuid()}/p,",
+            "tenant=default",
+            "qos=3",
+            "capacity=",
+            f"rank {rank} holds group 0",
+        ):
             assert part in line
 
 

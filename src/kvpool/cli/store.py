@@ -54,9 +54,10 @@ def _table(title: str, rows: dict[str, object]) -> None:
 
 @app.command()
 def stat(name: Name = "default", root: Root = None, as_json: Json = False) -> None:
-    """Show how full a pool is and who uses it."""
+    """Show how full a pool is and how many use it."""
     with _joined(root, name) as store:
         numbers = dataclasses.asdict(store.stats())
+        numbers["users"] = store.users() - 1  # without us; an engine counts once per rank and once for its scheduler
         health = store.health()
     numbers["health"] = "ok" if health.ok else health.text
     if as_json:

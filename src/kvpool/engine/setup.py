@@ -139,6 +139,13 @@ def open_store(options: AscendStoreOptions, device: str) -> Store:
     return store
 
 
+def pool_address(options: AscendStoreOptions) -> str:
+    """Where the pool is, for the log."""
+    from kvpool.stores.local.pool_dir import default_root
+
+    return f"{options.local_pool_root or default_root()}/{options.local_pool_name}"
+
+
 def host_identity() -> str:
     """Tells hosts apart, the same in every container of one host."""
     try:
