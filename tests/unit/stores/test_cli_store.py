@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.unit.stores.helpers import get, has, key, opened, put
 from typer.testing import CliRunner
 
 from kvpool.cli import app
-from tests.unit.stores.helpers import get, has, key, opened, put
 
 KEYS = [key(i) for i in range(5)] + [key(i, namespace="other") for i in range(3)]
 
