@@ -36,7 +36,9 @@ SCRIPT = """
 import json, os, sys, traceback
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as factory
 from kvpool.engine import plugin
-from vllm.config import KVTransferConfig, VllmConfig
+from types import SimpleNamespace
+import kvpool.engine.connector  # before the fork, for speed: it registers nothing
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 assert "AscendStoreConnector" not in factory._registry
 
@@ -64,8 +66,7 @@ def play(order, takeover, rival):
     parent = KVTransferConfig(
         kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": [child, child]}
     )
-    config = VllmConfig(kv_transfer_config=parent)
-    for cls, _ in MultiConnector._get_connector_classes_and_configs(config):
+    for cls, _ in MultiConnector._get_connector_classes_and_configs(SimpleNamespace(kv_transfer_config=parent)):
         print("CHILD", cls.__module__)
 
 for number, scene in enumerate(json.loads(sys.stdin.read())):
