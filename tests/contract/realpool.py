@@ -62,5 +62,9 @@ class RealPool:
         stats = self._store.stats()
         return stats.pinned, stats.writing
 
+    def users(self) -> int:
+        """Users of the pool that live, each with a file and a lock of its own."""
+        return self._store.users()
+
     def close(self) -> None:
         self._store.close()

@@ -63,7 +63,9 @@ class Spec:
     role: str = "kv_both"
     drafts: int = 0
     draft_layers: int = 0  # how many of the last layers are a drafter's, unknown to the model's configuration
-    rival: str | None = None  # "first" or "last": a second connector inside a MultiConnector
+    rival: str | None = None  # "first" or "last": a second connector inside a MultiConnector; "twin": ours twice
+    child: Mapping[str, Any] = field(default_factory=dict)  # more keys for our entry inside a MultiConnector
+    hash_algorithm: str = "sha256"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -140,7 +142,8 @@ def _transfer(spec: Spec) -> KVTransferConfig:
     if spec.rival is None:
         return KVTransferConfig(**ours, kv_load_failure_policy=spec.policy)
     other = {"kv_connector": "RivalConnector", "kv_connector_module_path": "tests.contract.rival", "kv_role": "kv_both"}
-    children = [other, ours] if spec.rival == "first" else [ours, other]
+    ours |= spec.child
+    children = {"first": [other, ours], "last": [ours, other], "twin": [ours, ours]}[spec.rival]
     return KVTransferConfig(
         kv_connector="MultiConnector",
         kv_role="kv_both",
@@ -152,7 +155,11 @@ def _transfer(spec: Spec) -> KVTransferConfig:
 def vllm_config(spec: Spec) -> VllmConfig:
     config = VllmConfig(
         model_config=_model(spec),
-        cache_config=CacheConfig(block_size=spec.block_size, enable_prefix_caching=spec.prefix_caching),
+        cache_config=CacheConfig(
+            block_size=spec.block_size,
+            enable_prefix_caching=spec.prefix_caching,
+            prefix_caching_hash_algo=spec.hash_algorithm,
+        ),
         scheduler_config=SchedulerConfig(
             max_num_seqs=spec.max_seqs,
             max_num_batched_tokens=spec.max_tokens_per_step,

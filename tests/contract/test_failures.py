@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -284,3 +285,22 @@ def test_bc_032_a_failed_load_of_a_hybrid_model_never_kills_the_engine(start):
         engine.store.rules.clear()
         assert engine.ask("c", [9] * 40, 2) == expected_output([9] * 40, 2)
         engine.assert_clean()
+
+
+@modes
+def test_bc_071_fifty_requests_with_one_bad_block_each(start, mode):
+    """Every output is the cold one, and as many failures are counted as were injected."""
+    options = {"breaker_failures": 1_000_000, "negative_cache_ms": 1}
+    engine = warmed(start, policy="recompute", options=options, **MODES[mode])
+    chance, injected = random.Random(7), []
+    counted = engine.count_metrics()
+    for i in range(50):
+        name = key_of_block(engine, chance.randrange(6))
+        engine.store.fail_keys("get", lambda key, name=name: key.endswith(name) and (injected.append(key) or True))
+        time.sleep(0.002)  # until what failed before is offered again
+        assert engine.ask(f"b{i}", PROMPT, 3) == expected_output(PROMPT, 3)
+        engine.store.rules.clear()
+        engine.forget_local()
+    assert len(injected) >= 50
+    assert sum(v for k, v in counted.items() if k.startswith("load_failures")) == len(injected)
+    engine.assert_clean()

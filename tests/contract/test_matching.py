@@ -243,3 +243,27 @@ def test_a_request_that_may_not_read_the_cache_does_not_load(start):
     engine.run(["b"])
     assert engine.external["b"] == 0
     engine.assert_clean()
+
+
+def test_bc_068_a_prompt_that_is_all_local_is_never_reported_as_received(start):
+    """Whatever the client's kv_transfer_params claim: nobody trusts them, nothing is loaded, nothing is reported."""
+    engine = start(load_async=True)
+    engine.ask("a", PROMPT, 3)
+    engine.settle()
+    take, reported = engine.ranks[0].worker_side.take_finished_loads, []
+    engine.ranks[0].worker_side.take_finished_loads = lambda: reported.append(found := take()) or found
+    gets = engine.store.calls["get"]
+    request = engine.request("b", PROMPT, 3)
+    request.kv_transfer_params = {
+        "do_remote_prefill": True,
+        "remote_block_ids": [[1, 2, 3]],
+        "remote_engine_id": "x",
+        "remote_port": -1,
+    }
+    engine.scheduler.add_request(request)
+    engine.run(["b"])
+    assert engine.answers["b"].tokens == expected_output(PROMPT, 3)
+    assert engine.store.calls["get"] == gets
+    assert reported
+    assert not any(done or failed for done, failed in reported)
+    engine.assert_clean()

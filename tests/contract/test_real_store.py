@@ -196,3 +196,16 @@ def test_bc_185_reset(start, pool):
     engine.ask("c", PROMPT, 2)
     assert engine.external["c"] == 96
     engine.assert_clean()
+
+
+def test_bc_109_both_sides_of_two_engines_in_one_process(start, pool):
+    """No identity is made of the process id: each of the five users has its own, and none waits for another."""
+    engines = [start_on(start, pool), start_on(start, pool)]
+    assert pool.users() == 5, "two schedulers, two workers, the test's own view"
+    for i, engine in enumerate(engines):
+        engine.shares_store = True
+        assert engine.ask(f"r{i}", PROMPT, 3) == expected_output(PROMPT, 3)
+        engine.settle()
+    assert engines[1].external["r1"] == 96
+    for engine in engines:
+        engine.assert_clean()

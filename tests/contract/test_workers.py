@@ -53,6 +53,24 @@ def test_bc_035_engines_with_and_without_a_drafter_share_the_target_layers(start
     assert plain.external["b"] == 96
 
 
+def test_bc_034_bc_040_a_group_split_by_a_drafter_keeps_the_blocks_of_its_group(start):
+    """Layers of one KV-cache group are two objects a block, target and draft; both use that group's block ids, each moved once."""
+    engine = start(groups=(("full", 0), ("sliding", 24)), layers=2, draft_layers=1, drafts=2)
+    engine.ask("a", PROMPT, 3)
+    engine.forget_local()
+    names = [key.decode().split(":")[2:4] for key in engine.store.objects]
+    assert {(group, shard.split("_")[1]) for group, shard in names} == {("0", "l0-2s2"), ("1", "l1-1"), ("1", "l3-3")}
+    moved = []
+    get = engine.store.get
+    engine.store.get = lambda batch, deadline_s: moved.extend(batch.keys) or get(batch, deadline_s)
+    for rank in engine.ranks:
+        rank.memory[:] = -1
+    assert engine.ask("b", PROMPT, 3) == expected_output(PROMPT, 3)
+    assert engine.external["b"] == 96
+    assert len(moved) == len(set(moved)) > 0
+    engine.assert_clean()
+
+
 def test_bc_107_every_thread_is_bound_to_its_device_first():
     order = []
     threads = WorkerThreads("test", 3, lambda: order.append(("bound", threading.get_ident())))

@@ -54,9 +54,10 @@ def _table(title: str, rows: dict[str, object]) -> None:
 
 @app.command()
 def stat(name: Name = "default", root: Root = None, as_json: Json = False) -> None:
-    """Show how full a pool and its disk tier are, and who uses it."""
+    """Show how full a pool and its disk tier are, and how many use it."""
     with _joined(root, name) as store:
         numbers = dataclasses.asdict(store.stats())
+        numbers["users"] = store.users() - 1  # without us; an engine counts once per rank and once for its scheduler
         health = store.health()
     numbers["health"] = "ok" if health.ok else health.text
     numbers["tiers"] = [{**tier, "tier": tier["tier"].value} for tier in numbers["tiers"]]

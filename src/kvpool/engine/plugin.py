@@ -58,10 +58,12 @@ def _take_over() -> None:
         return
 
     def register_unless_ours(name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        if name in CONNECTOR_NAMES and _is_ours(name):
-            logger.warning_once("kvpool: KVPOOL_TAKEOVER=1, a later registration of %s is ignored.", name)
+        if name not in CONNECTOR_NAMES:
+            original(name, *args, **kwargs)
             return
-        original(name, *args, **kwargs)
+        logger.warning_once("kvpool: KVPOOL_TAKEOVER=1, a later registration of %s is ignored.", name)
+        if name not in KVConnectorFactory._registry:  # a rival that removes the old entry first
+            original(name, MODULE, name)
 
     register_unless_ours.kvpool_takeover = True  # type: ignore[attr-defined]
-    KVConnectorFactory.register_connector = register_unless_ours  # type: ignore[method-assign, assignment]
+    KVConnectorFactory.register_connector = register_unless_ours  # type: ignore[method-assign]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.version import __version__ as vllm_version
+from vllm.version import __version__ as vllm_version  # type: ignore[attr-defined]
 
 import kvpool
 from kvpool.core.hits import GroupSpec, alignment
 from kvpool.engine.groups import pool_groups
-from kvpool.options import AscendStoreOptions, Deployment, load_ascend_store
+from kvpool.engine.surroundings import describe_deployment, family_warnings, find_parent
+from kvpool.options import AscendStoreOptions, load_ascend_store
 from kvpool.stores import DiskSettings, build_store
 from kvpool.stores.base import Store
 
@@ -55,18 +55,15 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         transfer.kv_connector_extra_config,
         kv_role=role,
         env=os.environ,
-        deployment=Deployment(
-            tp=parallel.tensor_parallel_size,
-            pp=parallel.pipeline_parallel_size,
-            pcp=parallel.prefill_context_parallel_size,
-            dcp=parallel.decode_context_parallel_size,
-            eager=vllm_config.model_config.enforce_eager,
-        ),
+        deployment=describe_deployment(vllm_config),
         kv_load_failure_policy=transfer.kv_load_failure_policy,
     )
+    parent = find_parent()
+    warnings = [*loaded.warnings, *family_warnings(parent)]
+    policy = (parent or transfer).kv_load_failure_policy
+    reason = _async_reason(vllm_config, policy, len(kv_config.kv_cache_groups))
     if log:
-        _log_start(loaded.warnings, _parent_policy() or transfer.kv_load_failure_policy)
-        reason = _async_reason(vllm_config, len(kv_config.kv_cache_groups))
+        _log_start(warnings, policy)
         if reason and not loaded.options.load_async:
             logger.info("kvpool: loads are asynchronous, although load_async is false: %s", reason)
     if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
@@ -80,13 +77,13 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         num_blocks=kv_config.num_blocks,
         loads=not consumer or options.consumer_is_to_load,
         saves=not consumer or options.consumer_is_to_put,
-        load_async=options.load_async or bool(_async_reason(vllm_config, len(groups))),
+        load_async=options.load_async or bool(reason),
         save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
         give_back=alignment(groups) if _drafts_from_hidden_states(vllm_config) else 0,
     )
 
 
-def _async_reason(vllm_config: VllmConfig, num_groups: int) -> str:
+def _async_reason(vllm_config: VllmConfig, policy: str, num_groups: int) -> str:
     """Why a load must not run inside a step here; empty when it may.
 
     A synchronous load is in vLLM's prefix cache before it has run, and other requests, or the next step, build on it. vLLM can only
@@ -96,21 +93,9 @@ def _async_reason(vllm_config: VllmConfig, num_groups: int) -> str:
         return "vLLM cannot drop a failed synchronous load of several KV-cache groups"
     if vllm_config.max_concurrent_batches > 1:
         return "the next step is planned before a failed load of this one is known"
-    transfer = vllm_config.kv_transfer_config
-    policy = _parent_policy() or (transfer.kv_load_failure_policy if transfer is not None else "fail")
     if policy == "recompute":
         return "other requests may build on a synchronous load before its failure is known, and vLLM recomputes only one of them"
     return ""
-
-
-def _parent_policy() -> str | None:
-    """The policy of the MultiConnector that is making us: the one that counts, and vLLM 0.32 tells a child only its own default."""
-    frame = sys._getframe()
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
-        maker = frame.f_locals.get("self")
-        if type(maker).__name__ == "MultiConnector" and hasattr(maker, "_kv_transfer_config"):
-            return str(maker._kv_transfer_config.kv_load_failure_policy)
-    return None
 
 
 def _drafts_from_hidden_states(vllm_config: VllmConfig) -> bool:
@@ -169,6 +154,13 @@ def disk_settings(options: AscendStoreOptions) -> DiskSettings | None:
         low=options.local_ssd_low_watermark,
         admission=options.local_ssd_admission,
     )
+
+
+def pool_address(options: AscendStoreOptions) -> str:
+    """Where the pool is, for the log."""
+    from kvpool.stores.local.pool_dir import default_root
+
+    return f"{options.local_pool_root or default_root()}/{options.local_pool_name}"
 
 
 def host_identity() -> str:

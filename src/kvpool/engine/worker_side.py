@@ -15,7 +15,7 @@ from kvpool.devices import Device, Event
 from kvpool.engine.cache_layout import WorkerLayout, describe_caches, rank_name
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
 from kvpool.engine.runs import GRACE_S, JobRun
-from kvpool.engine.setup import EngineSetup, host_identity, open_store
+from kvpool.engine.setup import EngineSetup, host_identity, open_store, pool_address
 from kvpool.engine.stats import PoolStats
 from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.engine.transfers import Outcome, Transfers
@@ -80,7 +80,7 @@ class WorkerSide:
             "kvpool: store ready: backend=%s (%s), address=%s, tenant=default, qos=%s, capacity=%d bytes; rank %d holds %s",
             options.backend,
             options.backend_reason,
-            f"{options.local_pool_root or '/dev/shm'}:{options.local_pool_name}",
+            pool_address(options),
             options.qos_priority,
             store.stats().capacity_bytes,
             rank_name(),

@@ -6,7 +6,7 @@ from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import NotAvailableError, OptionError
 from kvpool.options.load import Loaded, load_ascend_store
-from kvpool.options.transfer import ParsedConnector, ParsedTransfer, parse_transfer_config
+from kvpool.options.transfer import ParsedConnector, ParsedTransfer, check_children, parse_transfer_config
 
 __all__ = [
     "AscendStoreOptions",
@@ -16,6 +16,7 @@ __all__ = [
     "OptionError",
     "ParsedConnector",
     "ParsedTransfer",
+    "check_children",
     "load_ascend_store",
     "parse_transfer_config",
 ]

@@ -31,7 +31,8 @@ class BackendFile:
     def refuse_unavailable_parts(self) -> None:
         """NotAvailableError where the file switches on what this version does not have."""
         if self.ssd:
-            refuse_unavailable("SSD offload", "SSD offload", True, self.path)
+            key = "enable_ssd_offload" if self.backend == "mooncake" else "ock.mmc.local_service.storage.enabled"
+            refuse_unavailable("SSD offload", key, True, self.path)
 
 
 def read_backend_file(

@@ -104,7 +104,8 @@ def parse_conf(content: str, path: str, *, fix: bool = False) -> dict[str, str]:
         if re.search(r"(?:^|\s)#", value):
             if not fix:
                 reason = (
-                    f"comment after the value of {key}, which the library takes as part of it (`config check --fix OUT` removes it)"
+                    f"comment after the value of {key}, which the library takes as part of it "
+                    "(`kvpool config check --fix OUT` removes it)"
                 )
                 raise OptionError(f"line {number}", UNSET, reason, where=path)
             value = re.split(r"(?:^|\s)#", value, maxsplit=1)[0].strip()

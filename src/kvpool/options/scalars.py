@@ -108,11 +108,11 @@ def choice(*names: str) -> Form[str]:
     return Form("one of " + ", ".join(f'"{name}"' for name in names), read)
 
 
-def name(accepted: str = "1 to 64 characters out of A-Z a-z 0-9 . _ - (and not only dots)") -> Form[str]:
+def name(accepted: str = "1 to 64 characters out of A-Z a-z 0-9 . _ -, the first neither . nor -") -> Form[str]:
     """A name that is safe as a file name and inside a key."""
 
     def read(value: object) -> str:
-        if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value, re.ASCII) and value.strip("."):
+        if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", value, re.ASCII):
             return value
         raise ValueError
 

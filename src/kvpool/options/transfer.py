@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvpool.options import connectors as names
@@ -111,6 +111,13 @@ def read_transfer_config(
     return ParsedTransfer(connectors, policy, multi, sparse, lines, JSON if given else DEFAULT, sparse_sources)
 
 
+def check_children(raw: Mapping[str, object]) -> list[str]:
+    """For one child of a MultiConnector that is starting: warnings about the entries; OptionError where its kind is there twice."""
+    warnings: list[str] = []
+    _refuse_twins([child.get("kv_connector") for _, child in _children(raw, warnings)])
+    return warnings
+
+
 def _children(raw: Mapping[str, object], warnings: list[str]) -> list[tuple[str, Mapping[str, object]]]:
     """The connectors of a MultiConnector with their paths."""
     extra = _extra_config(raw, names.MULTI)
@@ -187,10 +194,13 @@ def _read_connector(
 
 def _check_together(connectors: list[ParsedConnector], sparse: SparseOptions | None) -> None:
     """Combinations of connectors that cannot work."""
-    pools = [connector for connector in connectors if connector.name == names.POOL]
-    if len(pools) > 1:
-        raise OptionError("connectors", UNSET, f"{names.POOL} may appear once", where=names.MULTI)
+    _refuse_twins([connector.name for connector in connectors])
     for connector in connectors:
         where = _label(connector.path, connector.name)
         if connector.name == names.REMOTE_D2H and sparse is not None:
             check_sparse_role(connector.kv_role, sparse.enabled, where)
+
+
+def _refuse_twins(kinds: Sequence[object]) -> None:
+    if sum(kind in (names.POOL, names.POOL_OLD_NAME) for kind in kinds) > 1:
+        raise OptionError("connectors", UNSET, f"{names.POOL} may appear once", where=names.MULTI)

@@ -25,12 +25,21 @@ class MooncakeConnectorStoreV1: ...
 def register():
     for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1"):
         KVConnectorFactory.register_connector(name, "vllm_ascend.stand_in", name)
+
+def force():
+    for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1"):
+        KVConnectorFactory._registry.pop(name, None)
+    register()
 """
 # Importing vLLM takes seconds, so one process does it and forks for each scene: nothing is registered before the fork.
 SCRIPT = """
 import json, os, sys, traceback
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as factory
 from kvpool.engine import plugin
+from types import SimpleNamespace
+import kvpool.engine.connector  # before the fork, for speed: it registers nothing
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 assert "AscendStoreConnector" not in factory._registry
 
 def play(order, takeover, rival):
@@ -44,11 +53,21 @@ def play(order, takeover, rival):
         elif who == "theirs":
             import vllm_ascend.stand_in
             vllm_ascend.stand_in.register()
+        elif who == "force":
+            import vllm_ascend.stand_in
+            vllm_ascend.stand_in.force()
         else:
             factory.register_connector(who, "elsewhere", who)
     for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1"):
         print("OWNER", name, factory._registry[name]().__module__ if name in factory._registry else None)
     print("OWNER others", "Other" in factory._registry)
+    # What a MultiConnector makes of its children.
+    child = {"kv_connector": "AscendStoreConnector", "kv_role": "kv_both"}
+    parent = KVTransferConfig(
+        kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": [child, child]}
+    )
+    for cls, _ in MultiConnector._get_connector_classes_and_configs(SimpleNamespace(kv_transfer_config=parent)):
+        print("CHILD", cls.__module__)
 
 for number, scene in enumerate(json.loads(sys.stdin.read())):
     if os.fork() == 0:
@@ -68,6 +87,8 @@ SCENES = [
     ("ours", "1", False),
     ("ours,Other,theirs,ours", "1", True),
     ("ours,Other,Other", "1", True),
+    ("ours,force", "1", True),
+    ("theirs,force,ours,force", "1", True),
     *((order, takeover, True) for order in ORDERS for takeover in (None, "0", "", "1")),
 ]
 
@@ -113,6 +134,18 @@ def test_takeover_makes_ours_win_in_either_order(logs, order):
     log = logs[order, "1", True]
     assert owners(log) == OURS
     assert "KVPOOL_TAKEOVER=1" in log
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("takeover", [None, "1"])
+def test_children_of_a_multiconnector_are_of_the_same_kind(logs, order, takeover):
+    children = [line.split()[1] for line in logs[order, takeover, True].splitlines() if line.startswith("CHILD")]
+    assert children == ["kvpool.engine.connector" if takeover else "vllm_ascend.stand_in"] * 2
+
+
+@pytest.mark.parametrize("order", ["ours,force", "theirs,force,ours,force"])
+def test_takeover_wins_over_a_plugin_that_removes_our_names(logs, order):
+    assert owners(logs[order, "1", True]) == OURS
 
 
 def test_takeover_leaves_other_names_alone(logs):

@@ -89,7 +89,7 @@ def test_ssd_tier_is_validated_and_then_not_available(tmp_path):
     assert "at least 5" in refused(on, "ubsio.disk.path = /dev/a", "ubsio.mem.size_in_gb = 4")
     path = tmp_path / "mmc-local.conf"
     path.write_text(LOCAL + f"{on}\nubsio.disk.path = /dev/a:/dev/b\n")
-    with pytest.raises(NotAvailableError, match="SSD"):
+    with pytest.raises(NotAvailableError, match=r"storage\.enabled=true"):
         load_ascend_store({"backend": "memcache"}, kv_role="kv_both", env={"MMC_LOCAL_CONFIG_PATH": str(path)})
 
 

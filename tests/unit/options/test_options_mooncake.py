@@ -198,7 +198,7 @@ SSD_LIMIT = {"MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "1"}
 def test_disk_tier_is_validated_and_then_not_available(tmp_path):
     path = tmp_path / "mooncake.json"
     path.write_text(json.dumps({**MASTER, "enable_ssd_offload": True, "ssd_offload_path": str(tmp_path)}))
-    with pytest.raises(OptionError, match="SSD offload=true: is not available yet"):
+    with pytest.raises(OptionError, match="enable_ssd_offload=true: is not available yet"):
         load_ascend_store({"backend": "mooncake"}, kv_role="kv_both", env={"MOONCAKE_CONFIG_PATH": str(path), **SSD_LIMIT})
 
 

@@ -314,3 +314,38 @@ def test_batch_with_scattered_segments(pool_root):
             assert np.array_equal(target[start : start + size], source[start : start + size])
     assert np.count_nonzero(target) <= 3 * 4101
     store.close()
+
+
+@pytest.mark.parametrize("first", ["commits", "aborts", "closes"])
+def test_bc_096_two_writers_of_one_key_never_mix(pool_root, first):
+    """Each writes into room of its own: whoever commits first is there whole, and what the other leaves is taken back."""
+    one, other = opened(pool_root, 1 << 20), opened(pool_root, 1 << 20)
+    name, half = key("x"), np.array([GRANULE // 2], dtype=np.int64)
+    memory = {fill: np.full((1, GRANULE), fill, dtype=np.uint8) for fill in (1, 2)}
+
+    def piece(fill: int, offset: int):
+        return np.array([[memory[fill].ctypes.data + offset]], dtype=np.int64), half
+
+    mine = one.begin_write([name], GRANULE, 5.0)
+    assert mine.write([0], 0, *piece(1, 0))[0].status is Status.OK
+    theirs = other.begin_write([name], GRANULE, 5.0)
+    assert theirs.results[0].status in (Status.OK, Status.BUSY)
+    assert has(other, [name]) == [False]
+    if first == "commits":
+        mine.write([0], GRANULE // 2, *piece(1, GRANULE // 2))
+        assert mine.commit()[0].stored
+    elif first == "aborts":
+        mine.abort()
+    else:
+        one.close()
+    theirs.abort()
+    if first == "commits":
+        assert put(other, [name], fill=2) == [Status.EXISTS]
+    else:
+        assert get(other, [name]) == [None]
+        assert put(other, [name], fill=2) == [Status.OK]
+    assert get(other, [name]) == [1 if first == "commits" else 2]
+    assert (other.stats().writing, other.stats().objects) == (0, 1)
+    assert other.verify() == []
+    one.close()
+    other.close()

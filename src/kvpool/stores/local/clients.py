@@ -81,7 +81,7 @@ def any_alive(directory: int) -> bool:
 
 
 class Peers:
-    """The clients of a pool as seen by one of them. Used by its writer thread only, except ``removed``.
+    """The clients of a pool as seen by one of them. Used by its writer thread only, except ``removed`` and ``count``.
 
     ``on_gone`` is called when ``refresh`` sees that a client is gone."""
 
@@ -101,6 +101,18 @@ class Peers:
 
     def _listed(self) -> list[int]:
         return [int(name, 16) for name in os.listdir(self._directory) if len(name) == 16]
+
+    def count(self) -> int:
+        """How many are alive, this one included; one that is just joining may be missing."""
+        living = 0
+        for client in self._listed():
+            try:
+                fd = open_array(self._directory, client)
+            except FileNotFoundError:
+                continue
+            living += not _lock(fd)
+            os.close(fd)
+        return living
 
     def removed(self) -> bool:
         """Was our own client file deleted, and so perhaps those of clients that we never saw?"""

@@ -360,6 +360,11 @@ class LocalStore(MappedStore):
         except Exception:  # noqa: BLE001 - no numbers is the answer
             return StoreStats()
 
+    def users(self) -> int:
+        """How many stores of living processes have this pool open, this one included."""
+        with self._entered() as pool:
+            return pool.peers.count()
+
     def verify(self) -> Findings:
         """What is wrong with the pool's books, in one line each; empty when every slot is accounted for exactly once."""
         with self._entered() as pool:
