@@ -86,8 +86,9 @@ class Allocator:
     def evict_or_take_over(self, records: Records, slot_bytes: int, chunks: int, missing: int) -> bool:
         """Evict from the class itself, or take a slab from another one where that is colder; False when nothing could go."""
         own = records.slabs.units(records.slabs.of_class(slot_bytes))
-        if self.evictor.expendable is not None:  # not a whole slab, then
-            return bool(len(own)) and self.evictor.evict(records, slot_bytes, missing) > 0
+        if self.evictor.expendable is not None:
+            gone = len(own) > 0 and self.evictor.evict(records, slot_bytes, missing) > 0
+            return gone or self.take_over(records, slot_bytes, chunks, None)
         oldest = int(self.stamps.values[own].min()) if len(own) else None
         if self.take_over(records, slot_bytes, chunks, oldest):
             return True
@@ -118,11 +119,16 @@ class Allocator:
             units = records.slabs.units(slabs)
             if any(self._has_reserved(records, slab) for slab in slabs):
                 continue
-            if not self.evictor.held(units).any():
+            if not self.evictor.kept(units).any():
                 self._retire(records, slabs)
                 return True
             fallback = fallback or slabs
-        if fallback is None or younger_than is not None or records.slabs.of_class(slot_bytes):
+        if (
+            fallback is None
+            or younger_than is not None
+            or self.evictor.expendable is not None
+            or records.slabs.of_class(slot_bytes)
+        ):
             return False
         if any(slab.retiring for slab in records.slabs.all()):
             return False  # wait for these first

@@ -37,6 +37,13 @@ class Evictor:
         self.peers.check()
         return self.peers.stamps(units) > time.monotonic_ns()
 
+    def kept(self, units: Units) -> NDArray[np.bool_]:
+        """Which slots must not be evicted now: those that are held, and where only some may go, the others that hold objects."""
+        kept = self.held(units)
+        if self.expendable is not None:
+            kept |= ~self.expendable(units) & (self.stamps.values[units] != FREE_STAMP)
+        return kept
+
     def sweep(self, records: Records) -> int:
         """Settle what lies in limbo: held slots stay, or come back if they were evicted and not removed; how many became free."""
         waiting = list(records.limbo())
@@ -94,9 +101,7 @@ class Evictor:
 
     def _evict_blocks(self, records: Records, candidates: Units, count: int, slot_bytes: int) -> int:
         gone = 0
-        held = self.held(candidates)
-        if self.expendable is not None:
-            held |= ~self.expendable(candidates)
+        held = self.kept(candidates)
         for unit, busy in zip(candidates.tolist(), held.tolist(), strict=True):
             if gone >= count:
                 break
@@ -108,7 +113,7 @@ class Evictor:
     def _evict_block(self, records: Records, key: bytes, slot_bytes: int) -> int:
         """Evict all shards of a block, or none when one of them is held; how many slots of the class that gives."""
         shards = [(shard, entry) for shard in records.shards_of(key) if (entry := records.entry(shard)) is not None]
-        if len(shards) > 1 and self.held(np.array([entry[0] for _, entry in shards], dtype=np.int64)).any():
+        if len(shards) > 1 and self.kept(np.array([entry[0] for _, entry in shards], dtype=np.int64)).any():
             return 0
         gone = 0
         for shard, (unit, _, nbytes, generation) in shards:

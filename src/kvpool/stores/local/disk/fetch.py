@@ -52,9 +52,9 @@ class Fetch:
             chosen = set(part)
             pending = again + [row for row in pending if row not in chosen]
 
-    def _part(self, rows: list[int]) -> list[int]:
+    def _part(self, rows: list[int], *, buffers: bool = True) -> list[int]:
         """One landing; the rows that are to be tried once more."""
-        landing = Landing(self._tier, [self._batch.keys[row] for row in rows], self._deadline, buffers=True)
+        landing = Landing(self._tier, [self._batch.keys[row] for row in rows], self._deadline, buffers=buffers)
         try:
             progress = bool(landing.places)
             self._copy(rows, landing.places)
@@ -70,10 +70,13 @@ class Fetch:
                     again.append(row)
             else:
                 self._results[row] = result
-        if landing.left and not progress and not self._tier.bounce.wait(slot_bytes_for(self._batch.object_nbytes), self._deadline):
+        stuck = bool(landing.left) and not progress
+        if stuck and not buffers:
             for place in landing.left:
                 self._results[rows[place]] = NO_MEMORY
-            again = [row for row in again if self._results[row] is not NO_MEMORY]
+            return [row for row in again if self._results[row] is not NO_MEMORY]
+        if stuck and not self._tier.bounce.wait(slot_bytes_for(self._batch.object_nbytes), self._deadline):
+            return self._part(again, buffers=False)  # too large for the buffers: a slot at any price
         return again
 
     def _try_again(self, row: int) -> bool:
