@@ -205,11 +205,11 @@ def test_another_process_takes_over_when_the_demoter_dies(pool_root, ssd):
         store = dw.open_store(str(pool_root), str(ssd))
         put(store, [0])
         time.sleep(0.7)
-        assert store._pool.disk.demoter._elected is None
+        assert store._pool.disk.demoter.elected is False
         first.kill()
     put(store, list(range(1, 41)))
     on_disk(store, 20)
-    assert store._pool.disk.demoter._elected is not None
+    assert store._pool.disk.demoter.elected
     store.close()
 
 

@@ -141,6 +141,9 @@ class Records:
             revivable, nbytes, generation = LIMBO.unpack_from(value)
             yield UNIT.unpack(raw)[0], Limbo(bool(revivable), nbytes, generation, bytes(value[LIMBO.size :]))
 
+    def in_limbo(self, unit: int) -> bool:
+        return self._get(UNIT.pack(unit), db=self.tables["limbo"]) is not None
+
     def units_between(self, table: str, first: int, end: int) -> list[int]:
         """Units of ``first .. end`` that stand in a table keyed by unit."""
         cursor = self._cursor(table)

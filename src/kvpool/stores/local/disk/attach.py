@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOCK_S = 30.0
+_LOCK_S = 110.0  # as long as another process may need to read all records
 _OPEN_S = 120.0
 _BOOKS = "books"
 
 
 def open_books(directory: PoolDir, settings: DiskSettings) -> DiskPool:
-    """The books of the tier below the pool in ``directory``, whose lock the caller holds: joined, or made anew from the disk.
+    """The books of the tier below the pool in ``directory``: joined, or made anew from the disk.
 
     OSError or ValueError with the reason in one line, also when the disk does not answer."""
     return _bounded(lambda: _open(directory, settings), f"{settings.folder}: the disk does not answer")

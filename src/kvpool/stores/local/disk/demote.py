@@ -101,6 +101,7 @@ class Batch:
 
         def orphaned() -> None:
             pool.leases.drop([source.unit], UPKEEP)
+            self._eraser.add([(source.key, room.unit, room.generation)])
             books.writer.cancel(CancelStep([room]))
 
         return _Write(source, room, IoCall(lambda: files.write(record, room.offset, pool.arena.base + source.offset), orphaned))

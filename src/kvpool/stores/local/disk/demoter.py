@@ -5,7 +5,6 @@ One process of the pool at a time does this: the one that holds the lock ``demot
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
+from kvpool.stores.local.clients import Removed
 from kvpool.stores.local.disk.choose import occupied, to_copy
 from kvpool.stores.local.disk.demote import BATCH_S, Batch
 from kvpool.stores.local.disk.erase import Eraser
@@ -40,7 +40,7 @@ class Demoter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._elected: int | None = None
+        self.elected = False
         self._meta_at = time.monotonic() + _META_S
         self._told = False
         self._begun = False  # the high watermark was passed, and the low one is not reached yet
@@ -70,33 +70,38 @@ class Demoter:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                if self._elected is None:
-                    self._elected = self._elect()
-                pause = _ELECT_S if self._elected is None else self._turn()
+                self.elected = self.elected or self._elect()
+                pause = self._turn() if self.elected else _ELECT_S
                 self._stop.wait(pause)
         finally:
             self._resign()
 
-    def _elect(self) -> int | None:
+    def _elect(self) -> bool:
         try:
-            elected = self._tier.files.folder.elect()
-            if elected is not None:
-                self.eraser.look_for_leftovers()
-            return elected
+            if not self._tier.files.folder.elect():
+                return False
+        except OSError as error:
+            self._tell(error)
+            return False
+        try:
+            self.eraser.look_for_leftovers()
         except (OSError, lmdb.Error, Closed, Overdue) as error:
             self._tell(error)
-            return None
+        return True
 
     def _resign(self) -> None:
-        if self._elected is not None:
+        if self.elected:
             self.save_meta()
-            os.close(self._elected)
-            self._elected = None
+            self._tier.files.folder.resign()
+            self.elected = False
 
     def _turn(self) -> float:
         """One round; how long to pause after it."""
         tier = self._tier
-        if not tier.usable:
+        if tier.books.peers.removed() or tier.pool.peers.removed():
+            self._tell(Removed())
+            self._stop.set()
+        if not tier.usable or self.stopping:
             return _IDLE_S
         try:
             if time.monotonic() >= self._meta_at:

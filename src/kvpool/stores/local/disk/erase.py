@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvpool.stores.local.disk.iopool import IoCall
 from kvpool.stores.local.disk.record import unpack
-from kvpool.stores.local.index import ENTRY
 from kvpool.stores.local.records import Records
 
 if TYPE_CHECKING:
     from kvpool.stores.local.disk.tier import DiskTier
 
 _WAIT_S = 10.0
+_SLICE = 1000  # records in one call: none takes long
 
 
 class Eraser:
@@ -38,43 +38,32 @@ class Eraser:
 
     def look_for_leftovers(self) -> None:
         """A demoter that was killed may have left records in slots that are free by now."""
-        books = self._tier.books
-
-        def look(records: Records) -> list[int]:
-            classes = {slab.slot_bytes for slab in records.slabs.all()}
-            return [unit for slot_bytes in classes for unit in records.free_slots(slot_bytes, 1 << 40)]
-
         files = self._tier.files
-        found: list[tuple[bytes, int, int]] = []
+        free = self._tier.books.look(_free_units)
+        for start in range(0, len(free), _SLICE):
 
-        def work() -> None:
-            for unit in books.look(look):
-                record = unpack(files.read_record(unit))
-                if record is not None:
-                    found.append((record.key, unit, record.generation))
+            def work(units: Sequence[int] = free[start : start + _SLICE]) -> None:
+                records = [(unit, unpack(files.read_record(unit))) for unit in units]
+                self.add((record.key, unit, record.generation) for unit, record in records if record is not None)
 
-        self._do(work)
-        self.add(found)
+            self._do(work)
 
     def run(self) -> None:
-        """Clear what is pending and gone indeed: an eviction may have been taken back. Nothing is reserved meanwhile."""
+        """Clear what is pending and gone indeed. Nothing is reserved meanwhile."""
         with self._lock:
             pending, self._pending = self._pending, {}
         if not pending:
             return
-        raws = self._tier.books.entries([key for key, _ in pending.values()])
-        there = [None if raw is None else ENTRY.unpack(raw) for raw in raws]
-        gone = [
-            unit
-            for (unit, (_, generation)), entry in zip(pending.items(), there, strict=True)
-            if entry is None or (entry[0], entry[3]) != (unit, generation)
-        ]
+        gone, later = self._tier.books.look(lambda records: _sort_out(records, pending))
+        with self._lock:
+            self._pending.update({unit: pending[unit] for unit in later})
+        for start in range(0, len(gone), _SLICE):
 
-        def work() -> None:
-            for unit in gone:
-                self._tier.files.clear_record(unit)
+            def work(units: Sequence[int] = gone[start : start + _SLICE]) -> None:
+                for unit in units:
+                    self._tier.files.clear_record(unit)
 
-        self._do(work)
+            self._do(work)
 
     def _do(self, work: Callable[[], None]) -> None:
         """On an I/O thread. OSError when the disk fails or does not answer in time."""
@@ -87,3 +76,20 @@ class Eraser:
             raise TimeoutError("the disk does not answer")
         if call.error is not None:
             raise call.error
+
+
+def _free_units(records: Records) -> list[int]:
+    classes = {slab.slot_bytes for slab in records.slabs.all()}
+    return [unit for slot_bytes in classes for unit in records.free_slots(slot_bytes, 1 << 40)]
+
+
+def _sort_out(records: Records, pending: dict[int, tuple[bytes, int]]) -> tuple[list[int], list[int]]:
+    """Units that hold nothing, and those in limbo: an eviction is taken back where somebody proves to read the object."""
+    gone, later = [], []
+    for unit, (key, generation) in pending.items():
+        entry = records.entry(key)
+        if records.in_limbo(unit):
+            later.append(unit)
+        elif entry is None or (entry[0], entry[3]) != (unit, generation):
+            gone.append(unit)
+    return gone, later

@@ -44,7 +44,7 @@ class DiskFolder(PoolDir):
             self.fd = open_dir(self.path, private=True, create=True)
         except PermissionError as error:
             raise PermissionError(error.errno, error.strerror or f"{parent} is not writable") from None
-        self._users = -1
+        self._users = self._elected = -1
         try:
             check_local(self.fd, self.path)
             self._users = self.open_file("users", os.O_RDWR | os.O_CREAT)
@@ -61,13 +61,19 @@ class DiskFolder(PoolDir):
         if not _flock(self._users, fcntl.LOCK_SH):
             raise OSError(errno.EBUSY, f"{self.path} was taken by another pool just now")
 
-    def elect(self) -> int | None:
-        """A descriptor that makes this process the one that writes to the disk while it is open; None: another one is."""
+    def elect(self) -> bool:
+        """Become the process that writes to the disk, until ``resign``; False: another one is."""
         fd = self.open_file("demoter", os.O_RDWR | os.O_CREAT)
-        if _flock(fd, fcntl.LOCK_EX):
-            return fd
-        os.close(fd)
-        return None
+        if not _flock(fd, fcntl.LOCK_EX):
+            os.close(fd)
+            return False
+        self._elected = fd
+        return True
+
+    def resign(self) -> None:
+        fcntl.flock(self._elected, fcntl.LOCK_UN)
+        os.close(self._elected)
+        self._elected = -1
 
     def read_disk_meta(self) -> DiskMeta | None:
         """None where there is none, or a damaged one: what lies in the files is then unknown."""
@@ -105,9 +111,11 @@ class DiskFolder(PoolDir):
         super().close()
 
     def after_fork(self) -> None:
-        """In a forked child: it is no user."""
-        with suppress(OSError):
-            os.close(self._users)
+        """In a forked child: it is no user, and not elected."""
+        for fd in (self._users, self._elected):
+            if fd >= 0:
+                with suppress(OSError):
+                    os.close(fd)
 
 
 def _flock(fd: int, kind: int) -> bool:

@@ -183,7 +183,7 @@ class Landing:
         self._let_go(damaged)
         if sound:
             self._tier.switch.worked("read")
-        self._quarantine([read.key for read in damaged if self.results[read.row] is DAMAGED])
+        self._quarantine([read for read in damaged if self.results[read.row] is DAMAGED])
 
     def _failure(self, error: BaseException) -> Result:
         if isinstance(error, Damaged):
@@ -192,7 +192,10 @@ class Landing:
             self._tier.failed("read", error)
         return Result(Status.TRANSIENT, code=getattr(error, "errno", None), text=f"the disk could not be read: {error}")
 
-    def _quarantine(self, keys: list[bytes]) -> None:
+    def _quarantine(self, reads: list[_Read]) -> None:
+        """Remove what is damaged; what was removed while it was read only seemed so."""
+        there = self._tier.books.entries([read.key for read in reads])
+        keys = [read.key for read, raw in zip(reads, there, strict=True) if raw == ENTRY.pack(*read.entry)]
         if keys:
             self._tier.count(b"corrupt", len(keys))
             self._tier.remove(keys)

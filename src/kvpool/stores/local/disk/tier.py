@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 import lmdb
 import numpy as np
@@ -20,7 +20,7 @@ from kvpool.stores.local.disk.attach import open_books
 from kvpool.stores.local.disk.bounce import Bounce
 from kvpool.stores.local.disk.demoter import Demoter
 from kvpool.stores.local.disk.fetch import Fetch, promoted
-from kvpool.stores.local.disk.iopool import IoCall, IoPool
+from kvpool.stores.local.disk.iopool import Busy, IoCall, IoPool
 from kvpool.stores.local.disk.pool import DiskPool
 from kvpool.stores.local.disk.record import unpack
 from kvpool.stores.local.disk.switch import Switch, Work
@@ -31,7 +31,7 @@ from kvpool.stores.local.leases import UPKEEP
 from kvpool.stores.local.pool import Pool
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.transfer import Pinned, pin
-from kvpool.stores.local.writer import Closed
+from kvpool.stores.local.writer import Closed, Overdue
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +53,15 @@ def open_tier(pool: Pool, wanted: DiskSettings | None, *, join: bool) -> DiskTie
             wanted = agreed(pool.directory)
         else:
             agree(pool, wanted)
-        if wanted is None:
-            return None
-        try:
-            return DiskTier(pool, open_books(pool.directory, wanted), wanted)
-        except (OSError, ValueError) as error:
-            if not join:
-                raise
-            logger.warning("pool %s: its disk tier cannot be opened (%s)", pool.directory.path, error)
-            return None
+    if wanted is None:
+        return None
+    try:
+        return DiskTier(pool, open_books(pool.directory, wanted), wanted)
+    except (OSError, ValueError) as error:
+        if not join:
+            raise
+        logger.warning("pool %s: its disk tier cannot be opened (%s)", pool.directory.path, error)
+        return None
 
 
 class DiskTier:
@@ -78,8 +78,9 @@ class DiskTier:
         self.demoter = Demoter(self)
         pool.evictor.on_evicted = self._count_dropped
         books.evictor.on_evicted = self._left_disk
-        if not self._others():
-            self._unmark_all()
+        with suppress(*_FAULTS, Overdue):  # then some objects are taken for copied that are not
+            if not self._others():
+                self._unmark_all()
 
     def _others(self) -> bool:
         peers = self.books.viewers()
@@ -157,18 +158,17 @@ class DiskTier:
         """Of units held by this process; ends the holds."""
 
         def work() -> None:
-            for unit in units:
-                self.files.clear_record(unit)
+            try:
+                for unit in units:
+                    self.files.clear_record(unit)
+            finally:
+                self.books.leases.drop(units, UPKEEP)
 
-        def drop() -> None:
-            self.books.leases.drop(units, UPKEEP)
-
-        call = IoCall(work, drop)
+        call = IoCall(work, lambda: None)
         self.io.submit([call])
-        call.wait(_REMOVE_S if self.usable else 0.0)
-        if not call.give_up():
-            return
-        drop()
+        call.wait(_REMOVE_S if self.usable else 0.0)  # a disk that is off does it when it is back: till then the slots are kept
+        if isinstance(call.error, Busy):
+            self.books.leases.drop(units, UPKEEP)
         if isinstance(call.error, OSError):
             self.failed("write", call.error)
 
