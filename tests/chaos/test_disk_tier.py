@@ -242,7 +242,7 @@ def test_clear_while_both_ways_are_busy(pool_root, ssd):
         for _ in range(10):
             store.clear(b"")
             assert tiers(store, numbers) == [None] * len(numbers)
-            put(store, numbers[:40])
+            sw.Worker(store, 1).put(numbers[:40], SIZE)
     finally:
         stop.set()
         reader.join(30)

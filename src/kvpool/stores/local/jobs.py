@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import lmdb
@@ -119,13 +119,21 @@ class ReserveStep:
 class PublishStep:
     """Give reserved slots their keys, in chain order. EXISTS: somebody was faster, the slot is free again.
 
-    ``chain`` is the time that counts as the use of the whole chain, and where in it each object stands.
+    ``chain`` is the time that counts as the use of the whole chain, and where in it each object stands. ``wanted`` tells, inside
+    the transaction, which are still to be published: the slots of the others are freed, MISSING.
     """
 
     def __init__(
-        self, pool: Pool, rooms: Sequence[Room], keys: Sequence[bytes], chain: tuple[int, Sequence[int]] | None = None
+        self,
+        pool: Pool,
+        rooms: Sequence[Room],
+        keys: Sequence[bytes],
+        chain: tuple[int, Sequence[int]] | None = None,
+        *,
+        wanted: Callable[[], Sequence[bool]] | None = None,
     ) -> None:
         self._pool = pool
+        self._wanted = wanted
         self._rooms = rooms
         self._keys = keys
         self._now, places = chain or (time.monotonic_ns(), range(len(rooms)))
@@ -134,7 +142,15 @@ class PublishStep:
     def __call__(self, records: Records) -> list[Result]:
         units = np.array([room.unit for room in self._rooms], dtype=np.int64)
         self._pool.stamps.touch(units, self._now, self._places, stored=True)
-        return [self._publish(records, room, key) for room, key in zip(self._rooms, self._keys, strict=True)]
+        wanted = [True] * len(self._rooms) if self._wanted is None else self._wanted()
+        each = zip(self._rooms, self._keys, wanted, strict=True)
+        return [self._publish(records, room, key) if still else self._cancel(records, room) for room, key, still in each]
+
+    def _cancel(self, records: Records, room: Room) -> Result:
+        reserved = records.reservation(room.unit)
+        if reserved is not None and reserved.generation == room.generation:
+            records.cancel(room.unit, reserved)
+        return MISSING
 
     def _publish(self, records: Records, room: Room, key: bytes) -> Result:
         reserved = records.reservation(room.unit)

@@ -1,7 +1,8 @@
 """Removing objects from every tier, while others may be copying them between tiers.
 
-Whoever copies an object up or down looks, after he has published the copy, whether the original is still there, and takes the copy
-back where it is not. So removing goes on in turns until one of them finds nothing."""
+Whoever copies an object up or down looks, in the transaction that publishes the copy, whether the original is still there. So what
+is removed from memory, then from the disk, then from memory again is gone, unless that last turn found something: then once more.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def remove(pool: Pool, keys: Sequence[bytes], deadline: float) -> list[Result]:
         return results
     for _ in range(_TURNS):
         below = pool.disk.remove(keys)
-        above = pool.writer.call(RemoveStep(pool, keys), deadline) if _any(below) else []
+        above = pool.writer.call(RemoveStep(pool, keys), deadline)
         results = [_worst(pair) for pair in zip(results, below, strict=True)]
         if not _any(above):
             break

@@ -64,8 +64,9 @@ class Batch:
     def _hold(self) -> list[_Source]:
         """Hold the objects; those that have a copy get their mark and are let go."""
         pool = self._tier.pool
-        found = pool.look(lambda records: [records.key_of(unit) for unit in self._units])
+        found = pool.look(self._keys)
         keys = [key for key in found if key is not None]
+        self._pass_over([unit for unit, key in zip(self._units, found, strict=True) if key is None])
         held = pin(pool, keys, UPKEEP, use=False)
         places = zip(held.units, held.offsets.tolist(), held.nbytes.tolist(), held.generations.tolist(), strict=True)
         sources = [_Source(keys[row], *place) for row, place in zip(held.rows, places, strict=True)]
@@ -74,6 +75,18 @@ class Batch:
         pool.stamps.mark(np.array(copied, dtype=np.int64), COPIED, True)
         pool.leases.drop(copied, UPKEEP)
         return [source for source, raw in zip(sources, there, strict=True) if raw is None]
+
+    def _keys(self, records: Records) -> list[bytes | None]:
+        return [records.key_of(unit) for unit in self._units]
+
+    def _pass_over(self, empty: list[int]) -> None:
+        """Slots whose stamps say that they hold something, and that do not: publishing into them ends the mark."""
+        if not empty:
+            return
+        stamps = self._tier.pool.stamps
+        stamps.mark(np.array(empty, dtype=np.int64), COPIED, True)
+        meanwhile = self._tier.pool.look(lambda records: [unit for unit in empty if records.key_of(unit) is not None])
+        stamps.mark(np.array(meanwhile, dtype=np.int64), COPIED, False)
 
     def _copy(self, sources: list[_Source], nbytes: int) -> int:
         books = self._tier.books
@@ -137,7 +150,8 @@ class Batch:
             return 0
         pool, books = self._tier.pool, self._tier.books
         rooms = [write.room for write in writes]
-        step = PublishStep(books, rooms, [write.source.key for write in writes])
+        keys = [write.source.key for write in writes]
+        step = PublishStep(books, rooms, keys, wanted=lambda: self._still_there(writes))
 
         def publish(records: Records) -> list[Result]:
             records.add(b"written", nbytes * len(writes))
@@ -153,15 +167,14 @@ class Batch:
         there = np.array([write.room.unit for write in stored], dtype=np.int64)
         books.stamps.values[there] = pool.stamps.values[here] & -MARKS
         pool.stamps.mark(here, COPIED, True)
-        self._withdraw(stored)
+        dropped = (write for write, result in zip(writes, results, strict=True) if result.status is not Status.OK)
+        self._eraser.add((write.source.key, write.room.unit, write.room.generation) for write in dropped)
         return len(stored)
 
-    def _withdraw(self, writes: list[_Write]) -> None:
+    def _still_there(self, writes: list[_Write]) -> list[bool]:
         """What was removed from memory meanwhile must not live on on the disk."""
-        there = self._tier.pool.entries([write.source.key for write in writes])
-        gone = [write.source.key for write, raw in zip(writes, there, strict=True) if raw is None or not _same(raw, write.source)]
-        if gone:
-            self._tier.remove(gone)
+        raws = self._tier.pool.entries([write.source.key for write in writes])
+        return [raw is not None and _same(raw, write.source) for write, raw in zip(writes, raws, strict=True)]
 
 
 def _same(raw: bytes, source: _Source) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,10 +20,10 @@ from kvpool.stores.local.disk.iopool import Busy, IoCall
 from kvpool.stores.local.disk.record import Record
 from kvpool.stores.local.geometry import slot_bytes_for
 from kvpool.stores.local.index import ENTRY
-from kvpool.stores.local.jobs import CancelStep, Grant, PublishStep, RemoveStep, ReserveStep, Room
+from kvpool.stores.local.jobs import CancelStep, Grant, PublishStep, ReserveStep, Room
 from kvpool.stores.local.leases import FOREVER
 from kvpool.stores.local.records import Records
-from kvpool.stores.local.writer import Again, Closed
+from kvpool.stores.local.writer import Again
 
 if TYPE_CHECKING:
     from kvpool.stores.local.disk.tier import DiskTier
@@ -209,7 +208,8 @@ class Landing:
             return
         rooms = [read.room for read in reads if read.room is not None]
         try:
-            outcome = self._pool.writer.call(PublishStep(self._pool, rooms, [read.key for read in reads]), self._deadline)
+            step = PublishStep(self._pool, rooms, [read.key for read in reads], wanted=lambda: self._still_there(reads))
+            outcome = self._pool.writer.call(step, self._deadline)
         except Exception:  # noqa: BLE001 - the slots are still ours
             return
         for read, result in zip(reads, outcome, strict=True):
@@ -217,18 +217,13 @@ class Landing:
             if result.status is not Status.OK:  # the slot is free again, and may be anybody's
                 del self.places[read.row]
                 self.results[read.row] = AGAIN
-        self._pool.stamps.mark(np.array([room.unit for room in rooms], dtype=np.int64), COPIED | SEEN, True)
-        self._withdraw(reads)
+        promoted = [room.unit for room, result in zip(rooms, outcome, strict=True) if result.status is Status.OK]
+        self._pool.stamps.mark(np.array(promoted, dtype=np.int64), COPIED | SEEN, True)
 
-    def _withdraw(self, reads: list[_Read]) -> None:
+    def _still_there(self, reads: list[_Read]) -> list[bool]:
         """What was removed from the disk meanwhile must not come back through memory."""
-        try:
-            there = self._tier.books.entries([read.key for read in reads])
-            gone = [read.key for read, raw in zip(reads, there, strict=True) if raw is None or ENTRY.unpack(raw) != read.entry]
-            if gone:
-                self._pool.writer.call(RemoveStep(self._pool, gone), time.monotonic() + 1.0)
-        except (lmdb.Error, OSError, Closed):
-            return
+        there = self._tier.books.entries([read.key for read in reads])
+        return [raw == ENTRY.pack(*read.entry) for read, raw in zip(reads, there, strict=True)]
 
     def _let_go(self, reads: list[_Read]) -> None:
         """Give back the memory and the holds of some reads that have ended."""

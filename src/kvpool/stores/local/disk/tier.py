@@ -20,14 +20,14 @@ from kvpool.stores.local.disk.attach import open_books
 from kvpool.stores.local.disk.bounce import Bounce
 from kvpool.stores.local.disk.demoter import Demoter
 from kvpool.stores.local.disk.fetch import Fetch, promoted
-from kvpool.stores.local.disk.iopool import Busy, IoCall, IoPool
+from kvpool.stores.local.disk.iopool import IoPool
 from kvpool.stores.local.disk.pool import DiskPool
 from kvpool.stores.local.disk.record import unpack
+from kvpool.stores.local.disk.removal import remove_from_disk
 from kvpool.stores.local.disk.switch import Switch, Work
 from kvpool.stores.local.eviction import Evicted
 from kvpool.stores.local.index import ENTRY
-from kvpool.stores.local.jobs import MISSING, RemoveStep, failure
-from kvpool.stores.local.leases import UPKEEP
+from kvpool.stores.local.jobs import MISSING, failure
 from kvpool.stores.local.pool import Pool
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.transfer import Pinned, pin
@@ -141,36 +141,11 @@ class DiskTier:
     # removal
 
     def remove(self, keys: Sequence[bytes]) -> list[Result]:
-        """Their records are cleared first, so that no reboot brings them back."""
+        """Their records are cleared too, so that no reboot brings them back."""
         try:
-            held = pin(self.books, keys, UPKEEP, use=False)
-        except _FAULTS as error:
-            return [failure(error)] * len(keys)
-        if not held.units:
-            return [MISSING] * len(keys)
-        self._clear_records(held.units)
-        try:
-            return self.books.writer.call(RemoveStep(self.books, keys), time.monotonic() + _REMOVE_S)
+            return remove_from_disk(self, keys, time.monotonic() + _REMOVE_S)
         except Exception as error:  # noqa: BLE001 - travels in the results
             return [failure(error)] * len(keys)
-
-    def _clear_records(self, units: Sequence[int]) -> None:
-        """Of units held by this process; ends the holds."""
-
-        def work() -> None:
-            try:
-                for unit in units:
-                    self.files.clear_record(unit)
-            finally:
-                self.books.leases.drop(units, UPKEEP)
-
-        call = IoCall(work, lambda: None)
-        self.io.submit([call])
-        call.wait(_REMOVE_S if self.usable else 0.0)  # a disk that is off does it when it is back: till then the slots are kept
-        if isinstance(call.error, Busy):
-            self.books.leases.drop(units, UPKEEP)
-        if isinstance(call.error, OSError):
-            self.failed("write", call.error)
 
     # what goes wrong
 
