@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.stores.helpers import GRANULE, get, has, key, opened, put
 
 from kvpool.stores import build_store
 from kvpool.stores.base import Status
-from kvpool.stores.local import LocalStore
+from kvpool.stores.local import LocalStore, pool_dir
 
 SIZE = 64 * GRANULE
 
@@ -249,3 +250,27 @@ def test_too_many_open_files_is_one_line(pool_root):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     opened(pool_root, SIZE).close()
     assert len(os.listdir("/proc/self/fd")) <= used + 1
+
+
+def test_a_directory_that_goes_while_it_is_opened_is_made_again(pool_root, monkeypatch):
+    """The last user of a pool removes it between the mkdir and the open of one that joins."""
+    real, gone = pool_dir._open_dir, []
+
+    def vanishing(path, **more):
+        if path.name == "unit" and not gone:
+            gone.append(path)
+            raise FileNotFoundError(2, "gone")
+        return real(path, **more)
+
+    monkeypatch.setattr(pool_dir, "_open_dir", vanishing)
+    store = opened(pool_root, SIZE)
+    assert gone
+    assert put(store, [key(1)]) == [Status.OK]
+    store.close()
+
+
+def test_a_root_that_cannot_be_made_is_an_error_at_once(pool_root):
+    before = time.monotonic()
+    with pytest.raises(FileNotFoundError, match="there is no pool"):
+        opened(pool_root / "no" / "such", SIZE)
+    assert time.monotonic() - before < 5

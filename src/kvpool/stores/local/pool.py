@@ -50,7 +50,10 @@ def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
         try:
             directory = PoolDir(root, name, create=dram_bytes is not None)
         except FileNotFoundError as error:
-            raise FileNotFoundError(error.errno, f"there is no pool {name!r} in {root or default_root()}") from None
+            base = root or default_root()
+            if dram_bytes is not None and base.is_dir() and time.monotonic() < end:
+                continue  # its last user removed it between our making and our opening it
+            raise FileNotFoundError(error.errno, f"there is no pool {name!r} in {base}") from None
         try:
             with directory.locked(_JOIN_S):
                 return Pool(directory, _prepare(directory, dram_bytes))
