@@ -315,3 +315,41 @@ def test_a_pool_above_the_memory_limit_warns_once(pool_root, monkeypatch, caplog
     caplog.clear()
     opened(pool_root, SIZE).close()
     assert "memory limit" not in caplog.text
+
+
+@pytest.mark.parametrize("slice_s", [0.0, 1.0])
+def test_long_lists_and_lookups_are_cut_into_short_reads(pool_root, monkeypatch, slice_s):
+    from kvpool.stores.local import gauges, pool
+
+    store = opened(pool_root, 1024 * GRANULE)
+    keys = [key(f"{number:05d}") for number in range(700)]
+    put(store, [*keys, key("other", 0, "zz")])
+    store.remove(keys[100:200])
+    monkeypatch.setattr(gauges, "_LIST_S", slice_s)
+    monkeypatch.setattr(pool, "_SNAPSHOT_S", slice_s)
+    reads, real = [], store._pool.readers.read
+    monkeypatch.setattr(store._pool.readers, "read", lambda *args: reads.append(1) or real(*args))
+    kept = keys[:100] + keys[200:]
+    assert store.list(b"v1:ns:") == kept
+    assert len(reads) == (10 if slice_s == 0 else 1)
+    reads.clear()
+    assert has(store, keys) == [name in kept for name in keys]
+    assert len(reads) == (11 if slice_s == 0 else 1)
+    store.close()
+
+
+def test_verify_holds_no_writer_up(pool_root, monkeypatch):
+    from kvpool.stores.local import gauges
+
+    store = opened(pool_root, SIZE)
+    put(store, [key("a")])
+    real = gauges._Check.run
+
+    def run(self, records):
+        assert put(store, [key(number) for number in range(8)], deadline_s=5.0) == [Status.OK] * 8
+        assert records.count("objects") == 1
+        return real(self, records)
+
+    monkeypatch.setattr(gauges._Check, "run", run)
+    assert store.verify() == []
+    store.close()

@@ -20,19 +20,32 @@ from kvpool.stores.local.records import Records
 from kvpool.stores.local.writer import Overdue
 
 _PROBE_S = 0.2
+_LIST_S = 2e-3  # in one snapshot
 
 
-def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
-    """The object keys that start with ``prefix``; ``txn`` reads the objects table."""
-    cursor = txn.cursor()
+def keys_with(pool: Pool, prefix: bytes) -> list[bytes]:
+    """The object keys that start with ``prefix``. Many of them: not all from one snapshot."""
     found: list[bytes] = []
-    if cursor.set_range(prefix) if prefix else cursor.first():
-        for key in cursor.iternext(keys=True, values=False):
-            if not key.startswith(prefix):
-                break
-            if len(key) <= MAX_KEY:  # longer ones are names of tables
-                found.append(bytes(key))
+    start: bytes | None = prefix
+    while start is not None:
+        start = pool.read(lambda txn, start=start: _some_keys(txn, prefix, start, found))  # type: ignore[misc]
     return found
+
+
+def _some_keys(txn: LmdbTransaction, prefix: bytes, start: bytes, found: list[bytes]) -> bytes | None:
+    """Append the keys from ``start`` on; where to go on, None at the end."""
+    cursor = txn.cursor()
+    if not (cursor.set_range(start) if start else cursor.first()):
+        return None
+    end = time.monotonic() + _LIST_S
+    for count, key in enumerate(cursor.iternext(keys=True, values=False)):
+        if not key.startswith(prefix):
+            break
+        if count % 64 == 63 and time.monotonic() > end:
+            return bytes(key)
+        if len(key) <= MAX_KEY:  # longer ones are names of tables
+            found.append(bytes(key))
+    return None
 
 
 def stats(pool: Pool) -> StoreStats:
@@ -82,7 +95,7 @@ def _has_room(pool: Pool) -> bool:
 
 
 def verify(pool: Pool) -> list[str]:
-    """Findings in one line each. Runs on a snapshot, so it sees one moment, and nobody waits for it."""
+    """Findings in one line each. Runs on a copy of the index, so it sees one moment, and nobody waits for it."""
     try:
         return pool.look(_Check().run, long=True)
     except Overdue:

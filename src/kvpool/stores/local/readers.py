@@ -126,9 +126,12 @@ class Readers:
 
     def forbid(self, number: int) -> bool:
         """Does a read of a living client forbid write transaction ``number``? The caller fences before and after."""
-        slots = self._table[1 : int(self._table[0, 0]) + 1].copy()
-        late = np.flatnonzero(((slots > 0) & (slots < number)).any(axis=1)) + 1
-        return any(self._alive(row) for row in late.tolist())
+        slots = self._table[1 : int(self._table[0, 0]) + 1]
+        if not np.count_nonzero(slots):
+            return False
+        # Each slot is loaded once; less one and unsigned, an empty one allows everything.
+        late = ((slots - 1).view(np.uint64) < np.uint64(number - 1)).any(axis=1)
+        return any(self._alive(row + 1) for row in np.flatnonzero(late).tolist())
 
     def _alive(self, row: int) -> bool:
         if row == self._row:

@@ -32,19 +32,39 @@ class WriteLock:
         self._fence = fence
         self._thread = threading.Lock()  # the file is locked for the process
 
+    def acquire(self, abandoned: Callable[[float], str | None] = lambda waited: None) -> int:
+        """For one write transaction: its number. While reads forbid it, ``abandoned`` is asked with the seconds waited so far; a
+        text ends the wait with Abandoned."""
+        self._thread.acquire()
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            number = self._last() + 1
+            self._wait_for_readers(number, abandoned)
+        except BaseException:
+            self._unlock()
+            raise
+        return number
+
+    def release(self) -> None:
+        """After the commit, or whatever ended the transaction."""
+        try:
+            self._last()
+        finally:
+            self._unlock()
+
     @contextmanager
     def held(self, abandoned: Callable[[float], str | None] = lambda waited: None) -> Iterator[int]:
-        """Around one write transaction: its number. While reads forbid it, ``abandoned`` is asked with the seconds waited so far;
-        a text ends the wait with Abandoned."""
-        with self._thread:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            try:
-                number = self._last() + 1
-                self._wait_for_readers(number, abandoned)
-                yield number
-                self._last()
-            finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would not do: a child forked meanwhile has the descriptor too
+        number = self.acquire(abandoned)
+        try:
+            yield number
+        finally:
+            self.release()
+
+    def _unlock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would not do: a child forked meanwhile has the descriptor too
+        finally:
+            self._thread.release()
 
     def _last(self) -> int:
         """The last transaction that was committed (one that changed nothing does not count). Nobody commits now: it is whole."""

@@ -11,8 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -56,12 +56,17 @@ class Job(Generic[T]):
         self.lock = threading.Lock()
         self.given_up = False
         self.owed = False
+        self._committed = False
         self._done = threading.Event()
         self._value: T | None = None
         self._error: BaseException | None = None
 
-    def finish(self, value: T) -> None:
+    def decide(self, value: T) -> None:
+        """It is committed; with ``lock`` held. From now on nobody gives up on it."""
         self._value = value
+        self._committed = True
+
+    def finish(self) -> None:
         self._done.set()
 
     def fail(self, error: BaseException) -> None:
@@ -73,7 +78,7 @@ class Job(Generic[T]):
         will."""
         if not self._done.wait(max(0.0, deadline - time.monotonic())):
             with self.lock:
-                if not self._done.is_set():
+                if not (self._committed or self._done.is_set()):
                     self.given_up = True
                     raise Overdue(self._obstacle())
         if self._error is not None:
@@ -154,8 +159,11 @@ class WriterThread:
 
     def _open_tables(self, job: Job[Any]) -> None:
         if not self._environment.tables:
-            with self._turn(job):
+            self._acquire(job)
+            try:
                 open_tables(self._environment)
+            finally:
+                self._lock.release()
 
     def _attempt(self, job: Job[Any]) -> Again | None:
         try:
@@ -171,9 +179,8 @@ class WriterThread:
         self.full = False
         return again
 
-    @contextmanager
-    def _turn(self, job: Job[Any]) -> Iterator[None]:
-        """Around a write transaction of a job. Overdue when readers keep it off until its caller gives up."""
+    def _acquire(self, job: Job[Any]) -> None:
+        """Take the write lock for a transaction of a job. Overdue when readers keep it off until its caller gives up."""
 
         def abandoned(waited: float) -> str | None:
             if waited > _SLOW_S:
@@ -182,16 +189,21 @@ class WriterThread:
             return READER_STOPPED if job.given_up or (unwaited and waited > _UNWAITED_S) else None
 
         try:
-            with self._lock.held(abandoned):
-                self._obstacle = _BUSY
-                yield
+            self._lock.acquire(abandoned)
         except Abandoned as error:
             raise Overdue(str(error)) from None
+        self._obstacle = _BUSY
 
     def _step(self, job: Job[Any]) -> Again | None:
         """One transaction of a job; what to do before the next one, None when there is none."""
-        with self._turn(job):
-            return self._transaction(job)
+        self._acquire(job)
+        try:
+            again = self._transaction(job)
+        finally:
+            self._lock.release()
+        if again is None:
+            job.finish()  # not before the lock is free: its caller may have the next job ready
+        return again
 
     def _transaction(self, job: Job[Any]) -> Again | None:
         txn = self._env.begin(write=True)
@@ -206,7 +218,7 @@ class WriterThread:
             with job.lock:
                 if not job.given_up:
                     txn.commit()
-                    job.finish(answer)
+                    job.decide(answer)
                     return None
             raise Overdue
         except BaseException as error:
