@@ -23,7 +23,7 @@ _PROBE_S = 0.2
 _LIST_S = 2e-3  # in one snapshot
 
 
-def keys_with(pool: Pool, prefix: bytes) -> list[bytes]:
+def list_keys(pool: Pool, prefix: bytes) -> list[bytes]:
     """The object keys that start with ``prefix``. Many of them: not all from one snapshot."""
     found: list[bytes] = []
     start: bytes | None = prefix
@@ -73,12 +73,12 @@ def stats(pool: Pool) -> StoreStats:
 
 def health(pool: Pool) -> Health:
     """Readable, and not without memory."""
-    limit = pool.look(pool.allocator.limit)
+    limit, may_grow = pool.look(lambda records: (pool.allocator.limit(records), pool.allocator.may_grow(records)))
     if pool.peers.removed():
         return Health(False, str(Removed()))
     if pool.writer.full and not _has_room(pool):
         return Health(False, INDEX_FULL)
-    if limit == 0:
+    if limit == 0 and not may_grow:
         return Health(False, "the filesystem of the pool has no room for its arena")
     return Health(True)
 
@@ -180,4 +180,4 @@ class _Check:
                 self.findings.append(f"key {key!r} counts as being written, but no slot is reserved for it")
 
 
-__all__ = ["health", "keys_with", "stats", "verify"]
+__all__ = ["health", "list_keys", "stats", "verify"]
