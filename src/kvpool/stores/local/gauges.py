@@ -75,11 +75,11 @@ def health(pool: Pool) -> Health:
     """Readable, and not without memory."""
     limit, may_grow = pool.look(lambda records: (pool.allocator.limit(records), pool.allocator.may_grow(records)))
     if pool.peers.removed():
-        return Health(False, str(Removed()))
+        return Health(False, f"{Removed()}: it can be read, not written", readable=True)
     if pool.writer.full and not _has_room(pool):
-        return Health(False, INDEX_FULL)
+        return Health(False, INDEX_FULL, readable=True)
     if limit == 0 and not may_grow:
-        return Health(False, "the filesystem of the pool has no room for its arena")
+        return Health(False, "the filesystem of the pool has no room for its arena", readable=True)
     return Health(True)
 
 

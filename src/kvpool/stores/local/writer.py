@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import lmdb
 
+from kvpool.stores.local.clients import Removed
 from kvpool.stores.local.index import Environment, LmdbTransaction, open_tables
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.write_lock import READER_STOPPED, Abandoned, WriteLock
@@ -142,7 +143,9 @@ class WriterThread:
                     if again.outside is not None:
                         again.outside()
             except BaseException as error:  # the caller gets it; this thread must live on
-                if not isinstance(error, lmdb.Error | OSError | Overdue):  # those are told to the caller, this is a defect of ours
+                if not isinstance(
+                    error, lmdb.Error | OSError | Overdue | Removed
+                ):  # those are told to the caller, this is a defect of ours
                     logger.warning("a job of the index failed", exc_info=True)
                 if job.owed:
                     self._owed.append(job.step)
