@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpool.stores.local.arena import Arena, Stamps
 from kvpool.stores.local.eviction import Evictor
@@ -17,6 +17,7 @@ from kvpool.stores.local.writer import Again
 
 _BATCH_SHARE = 64  # evict at least 1/64 of a class at once
 _GROW_AGAIN_S = 60.0
+_BARREN_S = 0.05
 
 
 @dataclass(slots=True)
@@ -28,6 +29,9 @@ class Allocator:
     stamps: Stamps
     evictor: Evictor
     on_new_slab: Callable[[Slab], None]
+    drops: Callable[[], int] = lambda: 0  # slots that this client has let go of
+    # Classes for which nothing could go, until when, and at which state of things: a look at all that is held is long.
+    _barren: dict[int, tuple[float, tuple[object, ...]]] = field(default_factory=dict)
 
     def has(self, records: Records, slot_bytes: int, count: int) -> int:
         """Slots of a class that could be taken now, counted up to ``count``."""
@@ -59,8 +63,13 @@ class Allocator:
             first = records.slabs.free_run(chunks, self.geometry.chunks)
         if first is not None:
             return self.new_slab(records, slot_bytes, first, chunks)
-        if self.evict_or_take_over(records, slot_bytes, chunks, missing):
-            return Again()
+        counts = [records.count(table) for table in ("ready", "reserved", "limbo", "free", "slabs")]
+        state = (self.drops(), self.evictor.peers.living(), *counts)
+        until, then = self._barren.get(slot_bytes, (0.0, ()))
+        if time.monotonic() >= until or state != then:
+            if self.evict_or_take_over(records, slot_bytes, chunks, missing):
+                return Again()
+            self._barren[slot_bytes] = (time.monotonic() + _BARREN_S, state)
         return Again() if freed else None
 
     def new_slab(self, records: Records, slot_bytes: int, first: int, chunks: int) -> Again:

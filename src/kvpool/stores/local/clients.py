@@ -144,6 +144,10 @@ class Peers:
         self._living = living
         return living
 
+    def living(self) -> frozenset[int]:
+        """As of the last ``refresh``."""
+        return frozenset(self._living)
+
     def bury(self) -> int:
         """Remove the files of the dead; how many. Only under the pool's lock, after their reservations were taken back."""
         buried = 0

@@ -179,7 +179,9 @@ class Pool:
     def _start(self) -> None:
         self.slabs = SlabTable(self.geometry)
         self.evictor = Evictor(self.stamps, self.peers, self.fence)
-        self.allocator = Allocator(self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
+        self.allocator = Allocator(
+            self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab, lambda: self.leases.drops
+        )
         self.writer = WriterThread(self.environment, self.write_lock, lambda txn: Records(txn, self.environment, self.slabs))
         _pools.add(self)
         self._clean()
