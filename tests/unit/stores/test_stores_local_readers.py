@@ -273,3 +273,23 @@ def test_the_cheap_fence_of_readers():
     fence.reader_fence("x86_64")()
     fence.reader_fence("aarch64")()
     assert fence.reader_fence("aarch64") is not fence.reader_fence("x86_64")
+
+
+def test_the_index_is_of_the_kind_that_the_protocol_knows(pool_root):
+    """Whatever the environment says."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.unit.stores.helpers import key, opened, put\n"
+        "store = opened(Path(sys.argv[1]), 262144)\n"
+        "assert put(store, [key('a')])[0].value == 'ok'\n"
+        "env = store._pool.environment.env\n"
+        "print(env.flags()['lock'], *(env.lib_version()[:2] if hasattr(env, 'lib_version') else (0, 9)))\n"
+        "store.close()\n"
+    )
+    environment = {**os.environ, "LMDB_DEFAULT_LIB_VERSION": "1"}
+    command = [sys.executable, "-c", script, str(pool_root)]
+    run = subprocess.run(
+        command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.stdout == "False 0 9\n", run.stdout + run.stderr

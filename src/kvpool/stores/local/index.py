@@ -48,6 +48,8 @@ LmdbCursor = Any
 _NAMED = ("ready", "reserved", "writing", "limbo", "free", "tails", "slabs", "meta")
 NAMED_TABLES = len(_NAMED)
 MAX_KEY = 255
+# What readers.py knows of LMDB holds for 0.9; from 3 on the binding has 1.0 too, and a variable of the environment that chooses.
+_LMDB_0_9: dict[str, Any] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 
 @dataclass(slots=True)
@@ -112,6 +114,7 @@ def _open_environment(path: Path, identity: tuple[int, int], map_size: int) -> E
             max_dbs=NAMED_TABLES,
             max_spare_txns=16,
             lock=False,
+            **_LMDB_0_9,
             sync=False,
             metasync=False,
             mode=0o600,
