@@ -59,7 +59,8 @@ class SchedulerSide:
         self._new_loads: list[LoadJob] = []
         self._held = HeldSaves(setup.world_size)
         self._exposed = ExposedTables()
-        self._workers_down = False
+        self._workers_down = False  # for loads
+        self._saves_down = False
         self._told_gauges: dict[str, int] = {}
         # After a reset that could not drop the engine's own cache: a request that hits there has KV of before the reset.
         self._local_stale = False
@@ -191,7 +192,7 @@ class SchedulerSide:
 
     def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
         state, blocks = self._requests.get(request_id), output.kv_connector_block_state
-        room = 0 if self._workers_down else self._pins.room()
+        room = 0 if self._saves_down else self._pins.room()
         if state is None or state.stale or blocks is None or not self._offers.due(state, start, start + scheduled, room):
             return None
         space, tables = self._space(state), blocks.get_block_ids(request_id)
@@ -214,7 +215,7 @@ class SchedulerSide:
             self._watch.add(output.kv_connector_stats.data)
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
-            self._workers_down = report.store_down
+            self._workers_down, self._saves_down = report.store_down, report.saves_down
             for rank in report.handshakes:
                 self.meet(rank)
             self._cancel(self._held.step_ended(report.echoes, bad=bool(output.invalid_block_ids)))
@@ -311,7 +312,7 @@ class SchedulerSide:
 
     def will_free_blocks(self) -> bool:
         """Whether waiting frees blocks soon, so that vLLM need not preempt."""
-        healthy = not self._workers_down and self.breaker.state is BreakerState.CLOSED
+        healthy = not (self._workers_down or self._saves_down) and self.breaker.state is BreakerState.CLOSED
         return healthy and self._jobs.free_blocks_soon()
 
     def take_stats(self) -> PoolStats | None:

@@ -19,7 +19,7 @@ from kvpool.engine.setup import EngineSetup, host_identity, open_store, pool_add
 from kvpool.engine.stats import PoolStats
 from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.engine.transfers import Outcome, Transfers
-from kvpool.stores.base import Handle, Store
+from kvpool.stores.base import Handle, Health, Store
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class WorkerSide:
         self._lingering: list[tuple[Job, list[Handle]]] = []
         self._echoes: dict[int, int] = {}
         self._met = False
-        self._told_down = False
+        self._told_down = (False, False)  # loads, saves
         self._asleep = False
 
     # ---- set-up -------------------------------------------------------------------------------------------------------------
@@ -233,21 +233,22 @@ class WorkerSide:
         with self._lock:
             jobs, self._reports = self._reports, {}
         sick = [b for b in (self._load_breaker, self._save_breaker) if b.state is not BreakerState.CLOSED]
-        down = bool(sick)
+        down = (self._load_breaker in sick, self._save_breaker in sick)
         for breaker in sick:
             if not self._loaders.backlog() and breaker.allow():
                 self._loaders.submit(lambda breaker=breaker: self._probe(breaker))  # type: ignore[misc]
         greeting = [self._info] if self._info is not None and not self._met else []
         changed, self._told_down = down != self._told_down, down
         echoes, self._echoes = self._echoes, {}
-        if not (jobs or greeting or down or changed or echoes):
+        if not (jobs or greeting or sick or changed or echoes):
             return None
-        return WorkerReport(jobs, greeting, down, echoes)
+        return WorkerReport(jobs, greeting, down[0], echoes, saves_down=down[1])
 
     def _probe(self, breaker: Breaker) -> None:
         """While the store is bypassed: see whether it is well again."""
         try:
-            well = self._store is not None and self._store.health().ok
+            health = self._store.health() if self._store is not None else Health(False)
+            well = health.ok or (health.readable and breaker is self._load_breaker)
         except Exception:  # noqa: BLE001 - a store that raises here is not well
             well = False
         self._feed(breaker, not well)

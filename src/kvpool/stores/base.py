@@ -171,8 +171,11 @@ class Capabilities:
 
 
 class Health(NamedTuple):
+    """Not ``ok`` says why; ``readable``: it is not well, but what it holds can be read."""
+
     ok: bool
     text: str = ""
+    readable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

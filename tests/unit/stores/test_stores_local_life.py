@@ -43,7 +43,7 @@ def test_joining_what_is_not_there(pool_root):
     assert list(pool_root.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["{", '{"format": 1}', '{"format": 1, "dram_bytes": 4096, "chunk_bytes": 0}', "[]", ""])
+@pytest.mark.parametrize("damage", ["{", '{"format": 2}', '{"format": 2, "dram_bytes": 4096, "chunk_bytes": 0}', "[]", ""])
 def test_damaged_meta_says_what_to_do(pool_root, damage):
     opened(pool_root, SIZE).close()
     (pool_root / "unit" / "meta").write_text(damage)
@@ -57,6 +57,24 @@ def test_another_format_says_what_to_do(pool_root):
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 99}))
     with pytest.raises(ValueError, match=r"format 99.*delete the directory"):
         opened(pool_root, SIZE)
+
+
+def test_a_pool_of_an_older_format_is_emptied_unless_it_is_in_use(pool_root, caplog):
+    store = opened(pool_root, SIZE)
+    put(store, [key("a")], fill=5)
+    meta = pool_root / "unit" / "meta"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 1}))
+    (pool_root / "unit" / "index" / "lock.mdb").touch()
+    with pytest.raises(OSError, match=r"in use by processes of another version.*format 1, this one of format 2"):
+        opened(pool_root, SIZE)
+    assert get(store, [key("a")]) == [5]
+    store.close()
+    store = opened(pool_root, SIZE)
+    assert has(store, [key("a")]) == [False]
+    assert "older version of kvpool: emptied" in caplog.text
+    assert not (pool_root / "unit" / "index" / "lock.mdb").exists()
+    assert json.loads(meta.read_text())["format"] == 2
+    store.close()
 
 
 def test_a_pool_from_before_a_reboot_is_emptied(pool_root, caplog):

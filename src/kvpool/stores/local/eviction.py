@@ -85,7 +85,7 @@ class Evictor:
             look = min(look, len(units))
             candidates = self.coldest(units, look)[done:]
             gone += self._evict_blocks(records, candidates, count - gone, slot_bytes)
-            done, look = look, look * 4
+            done, look = look, look * 16 if done == 0 else len(units)
         return gone
 
     def _evict_blocks(self, records: Records, candidates: Units, count: int, slot_bytes: int) -> int:

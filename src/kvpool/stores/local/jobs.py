@@ -23,7 +23,7 @@ EXISTS = Result(Status.EXISTS)
 BUSY = Result(Status.BUSY)
 MISSING = Result(Status.MISSING)
 NO_SPACE = Result(Status.NO_SPACE)
-INDEX_FULL = "the index is full: its map is too small, or a process stopped inside a read keeps old pages in use"
+INDEX_FULL = "the index is full: its map is too small"
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 
 

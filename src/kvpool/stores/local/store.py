@@ -288,7 +288,7 @@ class LocalStore(MappedStore):
     def list(self, prefix: bytes = b"") -> list[bytes]:
         try:
             with self._entered() as pool:
-                return pool.read(lambda txn: gauges.keys_with(txn, prefix))
+                return gauges.list_keys(pool, prefix)
         except (Closed, OSError, lmdb.Error):
             return []
 
