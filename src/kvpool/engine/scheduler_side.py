@@ -97,9 +97,8 @@ class SchedulerSide:
     def greet(self, request: Request) -> None:
         """A request has come: by now all ranks have met and vLLM knows its hash seed, so the namespace can be made."""
         if self._agreement.settle():
-            inputs = self._agreement.inputs
-            logger.info("kvpool: namespace %s of %s", self._agreement.namespace, inputs.to_json() if inputs else "")
-            self._service.run(lambda: self._agreement.note(self._store))
+            loads = "asynchronous" if self._load_async else "synchronous"
+            self._service.run(lambda: self._agreement.introduce(self._store, self._setup, loads))
         self._state(request)
 
     def _explain(self, unknown: int) -> str:

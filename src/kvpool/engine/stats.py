@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvpool.engine.metric_table import METRICS, PREFIX
+from kvpool.engine.metric_table import METRICS, MISS_REASONS, PREFIX
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -90,6 +90,17 @@ class PoolPromMetrics(KVConnectorPromMetrics):
             self._metrics[metric.name] = classes[metric.kind](
                 name=PREFIX + metric.name, documentation=metric.text, labelnames=[*labelnames, *metric.labels], **more
             )
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """A series that appears with its first count hides that count from ``rate``; so those known from the start exist."""
+        for engine in self.per_engine_labelvalues.values():
+            for metric in METRICS.values():
+                if not metric.labels and metric.kind != "gauge":
+                    self._metrics[metric.name].labels(*engine)
+            for base in ("misses", "missed_tokens"):
+                for reason in MISS_REASONS:
+                    self._metrics[base].labels(*engine, reason)
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
         engine = self.per_engine_labelvalues[engine_idx]

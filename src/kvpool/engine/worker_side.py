@@ -146,7 +146,9 @@ class WorkerSide:
                 written.wait()
             return self._transfers.load(job) if isinstance(job, LoadJob) else self._transfers.save(job)
         except Exception:
-            logger.exception("kvpool: job %d of request %s failed", job.job_id, job.request_id)
+            more = self._log.ask("failed")
+            if more is not None:
+                logger.exception("kvpool: job %d of request %s failed%s", job.job_id, job.request_id, more)
             return _all_failed(job)
 
     # ---- how jobs end -------------------------------------------------------------------------------------------------------
