@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ def source_runs(groups: Sequence[tuple[int, int, Sequence[int]]], first: int, en
         edges.update(t for t in range(block * size, (block + len(ranks) + 1) * size, size) if first < t < end)
     runs: list[Run] = []
     bounds = sorted(edges)
-    for left, right in zip(bounds, bounds[1:], strict=False):
+    for left, right in itertools.pairwise(bounds):
         covering = [ranks[left // size - block] for size, block, ranks in groups if block <= left // size < block + len(ranks)]
         rank = max(covering, default=-1)
         if runs and runs[-1].rank == rank:

@@ -114,7 +114,7 @@ class Agreement:
             store.clear(namespace_prefix(namespace))
 
     def introduce(self, store: Store, setup: EngineSetup, loads: str) -> None:
-        """Tell the log, in one line, what this engine uses, and the pool who we are. Asks the store: not for the engine's thread."""
+        """Tell the log in one line what this engine uses, and the pool who we are. Asks the store: not for the engine's thread."""
         logger.info(
             "kvpool: namespace %s, store %s (%s), capacity %d bytes, policy %s, %s loads; the namespace is of %s",
             self.namespace,

@@ -39,7 +39,7 @@ class Books:
         store: Store,
         run: Callable[[Callable[[], Look]], Ticket[Look]],
     ) -> None:
-        """``events``: None where nobody has asked for KV events. ``run`` runs a task that asks the store off the engine's thread."""
+        """``events``: None where nobody has asked for KV events. ``run`` runs a task off the engine's thread."""
         self._stats = stats
         self._block_size = groups[0].block_size
         self._events = events

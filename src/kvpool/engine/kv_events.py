@@ -1,8 +1,8 @@
 """KV events: what this engine knows of blocks in the pool, told to whoever routes requests, in vLLM's own event types.
 
-A block is *stored* once every rank has reported its object readable (stored now, stored by somebody before, or just loaded). It is
-*removed* when a load or the sweep finds it gone, or a reset puts it out of reach. Each is told once; what was never told as stored is
-never told as removed. Memory is bounded: beyond ``MAX_TOLD`` blocks the longest known are no longer followed.
+A block is *stored* once every rank has reported its object readable: stored now, stored by somebody before, or just loaded. It is
+*removed* when a load or the sweep finds it gone, or a reset puts it out of reach. Each is told once, and nothing is told as removed
+that was not told as stored. Memory is bounded: beyond ``MAX_TOLD`` blocks the longest known are no longer followed.
 """
 
 from __future__ import annotations

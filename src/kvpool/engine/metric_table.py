@@ -1,6 +1,6 @@
 """Every metric, in one table: /metrics, docs/metrics.md and the tests of the dashboard and the alert rules are made from it.
 
-Standard library only. Names get the prefix ``kvpool:``, counters the suffix ``_total``, histograms ``_bucket``, ``_sum``, ``_count``.
+Standard library only. Names get the prefix ``kvpool:``; counters end in ``_total``; histograms have ``_bucket``, ``_sum``, ``_count``.
 """
 
 from __future__ import annotations
@@ -65,14 +65,19 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     ),
     "Saves": (
         _counter("saves", "Save jobs of a rank that ended"),
-        _counter("saved_tokens", "Tokens (of the first KV-cache group) that were offered and are in the pool now, on all ranks: stored, or known before"),
+        _counter(
+            "saved_tokens",
+            "Tokens (of the first KV-cache group) that were offered and are in the pool now, on all ranks: stored, or known before",
+        ),
         _counter("saved_blocks", "Objects stored (those somebody stored before not counted), by tier", "tier"),
         _counter("saved_bytes", "Bytes stored, by tier", "tier"),
         _counter("known_blocks", "Objects offered that the store held already"),
         _histogram("save_seconds", "One save job on one rank, from its start to its end", MOVE_BUCKETS),
         _counter("save_failures", "Objects not stored, by the store's status", "reason"),
         _counter(
-            "dropped_blocks", "Blocks never given to the store, by the reason: pinned (too many are), breaker_open, asleep", "reason"
+            "dropped_blocks",
+            "Blocks never given to the store, by the reason: pinned (too many are), breaker_open, asleep",
+            "reason",
         ),
     ),
     "Speed": (
@@ -100,7 +105,9 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("store_pinned", "Objects that somebody is reading", shared=True),
         _gauge("store_writing", "Objects that somebody is writing", shared=True),
         _counter("store_evicted_objects", "Objects evicted from a tier since this engine started", "tier", shared=True),
-        _counter("store_written_bytes", "Bytes written to a tier since this engine started: what wears a disk", "tier", shared=True),
+        _counter(
+            "store_written_bytes", "Bytes written to a tier since this engine started: what wears a disk", "tier", shared=True
+        ),
         _counter("store_errors", "I/O errors and bad checksums of a tier since this engine started", "tier", shared=True),
     ),
     "KV events": (
@@ -141,7 +148,10 @@ MISS_REASONS: dict[str, tuple[str, str]] = {
     "lease_lost": ("evicted between the lookup's two looks, three times over", "the pool is far too small for the load"),
     "wrong_size": ("there is an object of another length under the key", "should not happen: report it"),
     "not_ready": ("the ranks have not introduced themselves yet", "normal in the first step or two"),
-    "not_pooled": ("the request's adapter cannot be read, or has changed since the start", "restart after changing an adapter's files"),
+    "not_pooled": (
+        "the request's adapter cannot be read, or has changed since the start",
+        "restart after changing an adapter's files",
+    ),
     "unused": ("vLLM, or another connector, had something better", "normal under a MultiConnector"),
     "given_back": ("the end of a hit that a speculative drafter must compute again", "normal"),
 }

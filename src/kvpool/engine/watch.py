@@ -84,7 +84,7 @@ def summary(window: Mapping[str, float]) -> str:
         f"{100 * totals['hit_tokens'] / queried if queried else 0.0:.1f} % of {queried:.0f} tokens asked for were there; loaded "
         f"{totals['loaded_tokens']:.0f} tokens{shares('loaded_tokens')}, {totals['loaded_bytes'] / 1e6:.1f} MB"
         f"{shares('loaded_bytes', 1e6)}; saved {totals['saved_bytes'] / 1e6:.1f} MB ({totals['saved_blocks']:.0f} blocks, "
-        f"{totals['known_blocks']:.0f} known already); failed blocks: {totals['load_failures']:.0f} loads{shares('load_failures')}, "
-        f"{totals['save_failures']:.0f} saves{shares('save_failures')}; dropped {totals['dropped_blocks']:.0f}"
+        f"{totals['known_blocks']:.0f} known already); failed blocks: {totals['load_failures']:.0f} loads"
+        f"{shares('load_failures')}, {totals['save_failures']:.0f} saves{shares('save_failures')}; dropped {totals['dropped_blocks']:.0f}"
         f"{shares('dropped_blocks')}; evicted {totals['store_evicted_objects']:.0f}{shares('store_evicted_objects')}"
     )

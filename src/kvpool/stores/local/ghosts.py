@@ -1,10 +1,10 @@
-"""Ghosts: which keys were evicted lately. One small table, shared by all processes of a pool, that tells a miss of something evicted
+"""Ghosts: which keys were evicted lately. One small table, shared by all processes of a pool, tells a miss of something evicted
 from a miss of something never stored.
 
 A key is remembered as a 64-bit tag in one of ``sets`` sets of ``WAYS`` tags, newest first; the oldest of a set falls out. Two keys
 are confused when their tags are equal: for a key never evicted the chance is below ``WAYS`` / 2**64, so under one in 10**18.
 
-Written inside the index's write transactions only, so by one process at a time; read without any lock: a tag is eight aligned bytes,
+Written inside the index's write transactions only, by one process at a time; read without any lock: a tag is eight aligned bytes,
 and a reader that meets a set while it is shifted sees, at worst, a plain miss. Nothing but a count depends on it.
 """
 
