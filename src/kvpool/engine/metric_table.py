@@ -1,6 +1,7 @@
 """Every metric, in one table: /metrics, docs/metrics.md and the tests of the dashboard and the alert rules are made from it.
 
-Standard library only. Names get the prefix ``kvpool:``; counters end in ``_total``; histograms have ``_bucket``, ``_sum``, ``_count``.
+Standard library only. Names get the prefix ``kvpool:``; a counter's sample ends in ``_total``, a histogram's in ``_bucket``, ``_sum``
+and ``_count``.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         ),
         _counter("store_errors", "I/O errors and bad checksums of a tier since this engine started", "tier", shared=True),
     ),
-    "KV events": (
+    "Counters of KV events": (
         _counter("kv_events", "Blocks told of in KV events (kind: stored, removed)", "kind"),
         _counter("kv_events_dropped", "Blocks not told of because nobody took the events away"),
     ),

@@ -32,7 +32,8 @@ def split_name(name: str) -> tuple[str, dict[str, str]]:
 @dataclass
 class PoolStats(KVConnectorStats):
     """What happened since it was last taken. ``data`` maps ``labelled`` names to an amount; after "gauge:" to the latest value,
-    after "seen:" to the list of values seen (of a histogram). It travels as it is from workers to the scheduler and to the API server."""
+    after "seen:" to the list of values seen, of a histogram. It travels as it is from workers to the scheduler and the API server.
+    """
 
     def add(self, name: str, amount: float = 1) -> None:
         self.data[name] = self.data.get(name, 0) + amount

@@ -85,6 +85,7 @@ def summary(window: Mapping[str, float]) -> str:
         f"{totals['loaded_tokens']:.0f} tokens{shares('loaded_tokens')}, {totals['loaded_bytes'] / 1e6:.1f} MB"
         f"{shares('loaded_bytes', 1e6)}; saved {totals['saved_bytes'] / 1e6:.1f} MB ({totals['saved_blocks']:.0f} blocks, "
         f"{totals['known_blocks']:.0f} known already); failed blocks: {totals['load_failures']:.0f} loads"
-        f"{shares('load_failures')}, {totals['save_failures']:.0f} saves{shares('save_failures')}; dropped {totals['dropped_blocks']:.0f}"
-        f"{shares('dropped_blocks')}; evicted {totals['store_evicted_objects']:.0f}{shares('store_evicted_objects')}"
+        f"{shares('load_failures')}, {totals['save_failures']:.0f} saves{shares('save_failures')}; "
+        f"dropped {totals['dropped_blocks']:.0f}{shares('dropped_blocks')}; "
+        f"evicted {totals['store_evicted_objects']:.0f}{shares('store_evicted_objects')}"
     )
