@@ -1,7 +1,7 @@
 """Every metric, in one table: /metrics, docs/metrics.md and the tests of the dashboard and the alert rules are made from it.
 
-Standard library only. Names get the prefix ``kvpool:``; a counter's sample ends in ``_total``, a histogram's in ``_bucket``, ``_sum``
-and ``_count``.
+Standard library only. Names get the prefix ``kvpool:``; samples of counters end in ``_total``, those of histograms in ``_bucket``,
+``_sum`` and ``_count``.
 """
 
 from __future__ import annotations
