@@ -35,8 +35,8 @@ never the `sum`.
   larger pool would have served.
 - **Is it well?** `kvpool:breaker_state` above 0, `kvpool:store_ok` 0, growing `kvpool:oldest_job_seconds`, any `*_failures`.
 - **The zero-hit alarm**: after `zero_hit_alarm_lookups` lookups without one hit, a single warning in the log names the most
-  likely cause (see [operations](operations.md#no-hits-at-all)). The alert `KvpoolNoHits` is its counterpart for engines that
-  once had hits.
+  likely cause (see [operations](operations.md#no-hits-at-all)). The alert `KvpoolNoHits` is its counterpart for any
+  hour without a hit.
 
 In `vllm:prompt_tokens_cached_by_source_total` kvpool tells `host` for memory of this host, `disk`, `p2p` for memory of another
 host, by the farthest tier that a token's blocks lie in over all groups and shards; `external_unspecified` for tokens of a hit
