@@ -14,7 +14,12 @@ from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, BlockRemoved, BlockStored
-from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash, to_event_extra_keys
+from vllm.v1.core.kv_cache_utils import (
+    ExternalBlockHash,
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.kv_offload.base import Locality
 
@@ -74,14 +79,19 @@ class KvEvents:
     def _describe(self, part: JobPart, request: Request) -> dict[BlockName, BlockStored]:
         group, hashes, lora = self._groups[part.group], request.block_hashes, request.lora_request
         found: dict[BlockName, BlockStored] = {}
-        image = 0
+        plain = lora is None and not request.mm_features and request.cache_salt is None and request.prompt_embeds is None
+        extra, image = None, 0
+        last: tuple[int, ExternalBlockHash | None] = (-1, None)  # the block before, for it is often the parent
         for index, name in zip(part.indexes, part.hashes, strict=True):
             start, end = index * group.block_size, (index + 1) * group.block_size
-            extra, image = generate_block_hash_extra_keys(request, start, end, image)
+            if not plain:
+                extra, image = generate_block_hash_extra_keys(request, start, end, image)
+            # The prefix's own last block, whether or not it was stored by the same job, or at all.
+            parent = last[1] if last[0] == index - 1 else maybe_convert_block_hash(hashes[index * group.units - 1])
+            last = (index, maybe_convert_block_hash(name))
             found[part.group, name] = BlockStored(
-                block_hashes=[maybe_convert_block_hash(name)],
-                # The prefix's own last block, whether or not it was stored by the same job, or at all.
-                parent_block_hash=maybe_convert_block_hash(hashes[index * group.units - 1]) if index else None,
+                block_hashes=[last[1]],
+                parent_block_hash=parent,
                 token_ids=list(request.all_token_ids[start:end]),
                 block_size=group.block_size,
                 lora_id=lora.adapter_id if lora is not None else None,
