@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvpool.stores.local.arena import FREE_STAMP, Stamps
 from kvpool.stores.local.clients import Peers
 from kvpool.stores.local.fence import Fence
+from kvpool.stores.local.ghosts import Ghosts
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.slabs import Slab
 
@@ -26,6 +27,7 @@ class Evictor:
     stamps: Stamps
     peers: Peers
     fence: Fence
+    ghosts: Ghosts
 
     def held(self, units: Units) -> NDArray[np.bool_]:
         """Which slots somebody leases or pins now, as far as the clients of the last ``refresh`` go. Removed when that says too
@@ -107,6 +109,7 @@ class Evictor:
         gone = 0
         for shard, (unit, _, nbytes, generation) in shards:
             records.retract(shard, unit, nbytes, generation, revivable=True)
+            self.ghosts.add(shard)
             gone += records.slabs.of_unit(unit).slot_bytes == slot_bytes
         records.add(b"evicted", len(shards))
         return gone

@@ -139,6 +139,7 @@ class PublishStep:
             records.cancel(room.unit, reserved)
             return EXISTS
         records.publish(room.unit, reserved, key)
+        self._pool.ghosts.discard(key)
         return OK
 
 
@@ -186,6 +187,7 @@ class RemoveStep:
 
     def _retract(self, records: Records, row: int, key: bytes) -> Result:
         entry = records.entry(key) if key else None
+        self._pool.ghosts.discard(key)
         if entry is None:
             return MISSING
         unit, _, nbytes, generation = entry

@@ -20,6 +20,7 @@ from kvpool.stores.local.arena import Arena, Stamps
 from kvpool.stores.local.eviction import Evictor
 from kvpool.stores.local.fence import Fence, make_fence
 from kvpool.stores.local.geometry import Geometry, geometry_for
+from kvpool.stores.local.ghosts import Ghosts
 from kvpool.stores.local.index import LmdbTransaction
 from kvpool.stores.local.leases import Leases
 from kvpool.stores.local.memory_limit import warn_if_over_limit
@@ -170,6 +171,8 @@ class Pool:
         opened.callback(self.arena.close)
         self.stamps = Stamps(directory.open_file("stamps"), geometry)
         opened.callback(self.stamps.close)
+        self.ghosts = Ghosts(directory.open_file, geometry)
+        opened.callback(self.ghosts.close)
         self.prefaulter = Prefaulter(self.arena)
         self.environment = index.acquire(directory.path / "index", index.map_size_for(geometry.units))
         opened.callback(index.release, self.environment)
@@ -181,7 +184,7 @@ class Pool:
 
     def _start(self) -> None:
         self.slabs = SlabTable(self.geometry)
-        self.evictor = Evictor(self.stamps, self.peers, self.fence)
+        self.evictor = Evictor(self.stamps, self.peers, self.fence, self.ghosts)
         self.allocator = Allocator(
             self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab, lambda: self.leases.drops
         )

@@ -15,6 +15,7 @@ import lmdb
 
 from kvpool.devices import CopyEngine, copy_engine
 from kvpool.stores.base import (
+    EVICTED,
     MISS,
     UNKNOWN,
     Answer,
@@ -62,6 +63,8 @@ class LocalStore(MappedStore):
 
     ``dram_bytes`` must be the same in all processes; None joins a pool that is there, whatever its size. Opening raises OSError or
     ValueError. A put and a get are done when they return: nothing of theirs is ever left to abandon.
+
+    EVICTED is told of the first missing key of a call only: keys come in chain order, and nobody can use what follows a gap.
     """
 
     name = "local"
@@ -136,10 +139,15 @@ class LocalStore(MappedStore):
         try:
             with self._entered() as pool:
                 raws = pool.entries(keys)
+                first = raws.index(None) if None in raws else -1
+                evicted = first >= 0 and keys[first] in pool.ghosts
         except Exception:  # noqa: BLE001 - a lookup never raises
             return [UNKNOWN] * len(keys)
         hit = self._hit
-        return [MISS if raw is None else hit(raw[16:24]) for raw in raws]
+        answers = [MISS if raw is None else hit(raw[16:24]) for raw in raws]
+        if evicted:
+            answers[first] = EVICTED
+        return answers
 
     def _hit(self, raw: bytes) -> Hit:
         hit = self._hits.get(raw)
@@ -155,6 +163,10 @@ class LocalStore(MappedStore):
             with self._entered() as pool:
                 pinned = pin(pool, keys, until)
                 token = (pool, pinned.units, until)
+                if len(pinned.rows) < len(keys):
+                    first = next((place for place, row in enumerate(pinned.rows) if place != row), len(pinned.rows))
+                    if keys[first] in pool.ghosts:
+                        answers[first] = EVICTED
         except Exception:  # noqa: BLE001 - what cannot be told is unknown
             return Lease(keys, [UNKNOWN] * len(keys), now / 1e9)
         for row, nbytes in zip(pinned.rows, pinned.nbytes.tolist(), strict=True):
