@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks import disk_tier
 from benchmarks.report import Report, median
 from benchmarks.settings import Settings
 
@@ -27,6 +28,21 @@ def run(report: Report, settings: Settings) -> None:
         return
     report.add("disk_raw_write_gbps", written / 1e9)
     report.add("disk_raw_read_gbps", read / 1e9)
+    tier(report, settings, written, read)
+
+
+def tier(report: Report, settings: Settings, raw_written: float, raw_read: float) -> None:
+    """The disk tier as a share of the bare disk."""
+    try:
+        written, read = disk_tier.measure(settings.disk, (64 if settings.quick else 256) << 20)
+    except (disk_tier.NoDiskTier, RuntimeError, OSError, ValueError) as error:
+        for name in ("disk_tier_write_vs_raw", "disk_tier_read_vs_raw"):
+            report.missing(name, str(error))
+        return
+    report.add("disk_tier_write_gbps", written / 1e9)
+    report.add("disk_tier_read_gbps", read / 1e9)
+    report.add("disk_tier_write_vs_raw", written / raw_written)
+    report.add("disk_tier_read_vs_raw", read / raw_read)
 
 
 def raw(folder: Path, nbytes: int) -> tuple[float, float]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.engine.runner import Engine, EngineSpec
 
 from benchmarks.models import BLOCK, TAIL, Model
 from kvpool.stores import make_local_store
-from tests.engine.runner import Engine, EngineSpec
 
 START_S, STEP_S = 240.0, 300.0
 
@@ -32,7 +32,8 @@ class Setup:
 
 def prompt(model: Model, tokens: int, seed: int) -> list[int]:
     """`tokens` tokens that caches can hold, and a tail that is computed in any case."""
-    return np.random.default_rng((seed, tokens)).integers(3, model.vocab, tokens + TAIL).tolist()
+    ids: list[int] = np.random.default_rng((seed, tokens)).integers(3, model.vocab, tokens + TAIL).tolist()
+    return ids
 
 
 @contextmanager
@@ -63,9 +64,14 @@ def source_path() -> list[str]:
 
 @contextmanager
 def local_pool(name: str, dram_bytes: int) -> Iterator[Setup]:
-    """A pool for one benchmark, gone afterwards; the connector is configured as README does it."""
+    """A pool for one benchmark, gone afterwards; the connector is configured as README does it.
+
+    The device caches here are hardly larger than a prompt, which fills them in one step. At the default of 10 % only its first
+    blocks would be stored; in a real engine a step is a small part of the cache.
+    """
     remove_pool(name)
-    extra = {"backend": "local", "local_pool_name": name, "local_dram_size": f"{max(1, dram_bytes >> 20)}MB"}
+    size = f"{max(1, dram_bytes >> 20)}MB"
+    extra = {"backend": "local", "local_pool_name": name, "local_dram_size": size, "max_pinned_save_percent": 90}
     connector = {
         "kv_connector": "AscendStoreConnector",
         "kv_role": "kv_both",

@@ -141,7 +141,7 @@ def checksum(report: Report, nbytes: int) -> None:
         report.missing("checksum_gbps", str(error))
         return
     data = np.random.default_rng(4).integers(0, 256, nbytes, dtype=np.uint8)
-    pieces = [memoryview(data)[start : start + (2 << 20)] for start in range(0, nbytes, 2 << 20)]
+    pieces = [memoryview(data.data)[start : start + (2 << 20)] for start in range(0, nbytes, 2 << 20)]
     seconds = []
     for _ in range(TURNS):
         began = time.perf_counter()

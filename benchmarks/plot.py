@@ -19,7 +19,9 @@ def draw(figures: dict[str, Value], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 2, figsize=(12, 8), layout="constrained")
-    _lines(axes[0][0], figures, "ttft_{}_ms_smollm2_", ["recompute", "pool_hit", "device_hit"], "first token, SmolLM2: ms by tokens")
+    _lines(
+        axes[0][0], figures, "ttft_{}_ms_smollm2_", ["recompute", "pool_hit", "device_hit"], "first token, SmolLM2: ms by tokens"
+    )
     extra = ["extra_ms_kvheavy", "extra_bound_ms_kvheavy"]
     _lines(axes[0][1], figures, "ttft_pool_{}_", extra, "pool hit over device hit, 229 KB of KV a token: ms")
     peers = ["kvpool", "example", "mooncake", "lmcache"]

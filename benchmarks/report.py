@@ -80,7 +80,7 @@ class Report:
         self.figures.pop(f"{name}_error", None)
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the other parts can run
             self.failed.append(name)
             self.add(f"{name}_error", f"{type(error).__name__}: {error}"[:300])
             print(error, flush=True)
@@ -97,7 +97,7 @@ def table(figures: dict[str, Value]) -> str:
     """All figures as Markdown, with what they were to reach."""
     rows = ["| figure | value | aim | met |", "|---|---:|---:|---|"]
     for name, value in sorted(figures.items()):
-        if isinstance(value, str) or isinstance(value, bool):
+        if isinstance(value, str | bool):
             continue
         aim, met = aim_of(name, figures)
         shown = f"not measured: {figures.get(f'note_{name}', '')}" if value is None else f"{value:g}"

@@ -8,12 +8,12 @@ import time
 
 import numpy as np
 import psutil
+from tests.engine.runner import Engine
 
 from benchmarks.engines import STEP_S, Setup, engine, local_pool
 from benchmarks.models import BLOCK, Model, smollm
 from benchmarks.report import Report
 from benchmarks.settings import Settings
-from tests.engine.runner import Engine
 
 FIGURES = r"zero_hit_.*"
 PROMPT, ANSWER, REQUESTS = 512, 32, 12
@@ -50,7 +50,7 @@ def run(report: Report, settings: Settings) -> None:
     report.add("zero_hit_ratio_high", high)
     report.add("zero_hit_pairs", pairs)
     report.add("zero_hit_tokens_per_s", speed[connected])
-    report.add("zero_hit_saved_blocks", saved)
+    report.add("zero_hit_saved_share", saved / ((pairs + 2) * REQUESTS * (PROMPT // BLOCK)))
     report.add("zero_hit_idle_engine_cpu", idle)
 
 
@@ -70,7 +70,7 @@ def rate(running: Engine, model: Model, seed: int) -> float:
 def cpu_seconds(running: Engine) -> float:
     """CPU time that the processes of an engine have used so far."""
     times = [psutil.Process(pid).cpu_times() for pid in running.processes().values()]
-    return sum(t.user + t.system for t in times)
+    return float(sum(t.user + t.system for t in times))
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
