@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("psutil")
 
 from benchmarks import __main__ as command
-from benchmarks import hits, local, peer_setups, plot, trace, ttft, zero_hit
+from benchmarks import hits, local, peer_setups, plot, summary, trace, ttft, zero_hit
 from benchmarks.models import kv_heavy
 from benchmarks.overlay import overlay
 from benchmarks.processes import free_ports, server
@@ -158,5 +158,18 @@ def test_committed_results_are_flat_and_complete() -> None:
     needed += [f"ttft_{peer}_over_kvpool_{k * 1024}" for peer in peer_setups.PEERS for k in (1, 2, 4)]
     needed += [f"hit_rate_{name}_{size}" for name in trace.TRACES for size in (5_000, 10_000, 50_000)]
     assert not [name for name in needed if name not in figures]
-    assert not [name for name, value in figures.items() if value is None and f"note_{name}" not in figures and "version" not in name]
+    assert not [
+        name for name, value in figures.items() if value is None and f"note_{name}" not in figures and "version" not in name
+    ]
     assert (LATEST.parent / "table.md").read_text() == table(figures)
+    readme = (ROOT / "README.md").read_text()
+    assert readme == summary.block(figures, readme), "run python -m benchmarks.summary"
+
+
+def test_readme_shows_figures_with_missed_aims() -> None:
+    figures = {"exists_1000_ms": 1.5, "exists_1000_ms_500000": None, "local_get_vs_memcpy": 0.9}
+    text = summary.block(figures, f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter")
+    assert text.startswith("before\n") and text.endswith("\nafter") and "old" not in text
+    assert "| 1.5 ms (aim <= 1), not measured |" in text
+    assert "| not measured, 0.9 |" in text
+    assert summary.BEGIN in (ROOT / "README.md").read_text()
