@@ -77,12 +77,13 @@ class Report:
     def part(self, name: str) -> Iterator[None]:
         """A failing part is named at the end of the run; the other parts go on."""
         print(f"bench: part {name}", flush=True)
-        self.figures.pop(f"{name}_error", None)
+        error_name = f"{name.replace('-', '_')}_error"
+        self.figures.pop(error_name, None)
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it was, the other parts can run
             self.failed.append(name)
-            self.add(f"{name}_error", f"{type(error).__name__}: {error}"[:300])
+            self.add(error_name, f"{type(error).__name__}: {error}"[:300])
             print(error, flush=True)
 
     def write(self, plot: Callable[[dict[str, Value], Path], None] | None) -> None:
