@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -13,8 +14,11 @@ from pathlib import Path
 from benchmarks.engines import Setup, local_pool
 from benchmarks.overlay import overlay
 from benchmarks.processes import free_ports, server
+from benchmarks.system_libraries import library_path
 
 MOONCAKE = ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "msgpack==1.2.4")
+# Its wheel is linked with the library of InfiniBand, also where only TCP is used.
+VERBS = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
 LMCACHE = (
     "lmcache==0.5.6",
     "sortedcontainers==2.4.0",
@@ -37,6 +41,10 @@ def connector(name: str, **extra: object) -> dict[str, object]:
     }
 
 
+def join(*paths: str | None) -> str:
+    return os.pathsep.join(filter(None, paths))
+
+
 @contextmanager
 def kvpool(nbytes: int) -> Iterator[Setup]:
     with local_pool("bench-peers", nbytes) as setup:
@@ -57,7 +65,8 @@ def example(nbytes: int) -> Iterator[Setup]:
 def mooncake(nbytes: int) -> Iterator[Setup]:
     """Mooncake over loopback TCP: a master, and a process that owns the memory and outlives the engines."""
     packages = overlay("mooncake", MOONCAKE)
-    env = {"PYTHONPATH": str(packages)}
+    libraries = library_path(packages.with_name(f"{packages.name}-libraries"), "libibverbs.so.1", VERBS)
+    env = {"PYTHONPATH": str(packages), "LD_LIBRARY_PATH": join(libraries, os.environ.get("LD_LIBRARY_PATH"))}
     port, metrics = free_ports(2)
     master = [sys.executable, str(packages / "bin" / "mooncake_master"), f"--rpc_port={port}", "--rpc_address=127.0.0.1"]
     address = f"127.0.0.1:{port}"
@@ -75,7 +84,8 @@ def mooncake(nbytes: int) -> Iterator[Setup]:
         json.dump(config, file)
         file.flush()
         with server([*master, f"--metrics_port={metrics}"], env, port), server(owner, env, says="ready"):
-            yield Setup("mooncake", connector("MooncakeStoreConnector"), {"MOONCAKE_CONFIG_PATH": file.name}, packages)
+            given = {"MOONCAKE_CONFIG_PATH": file.name, "LD_LIBRARY_PATH": env["LD_LIBRARY_PATH"]}
+            yield Setup("mooncake", connector("MooncakeStoreConnector"), given, packages)
 
 
 @contextmanager
