@@ -72,11 +72,11 @@ def demote(store: LocalStore, keys: list[bytes], memory: np.ndarray) -> float:
 
 
 def read(store: LocalStore, keys: list[bytes], memory: np.ndarray) -> float:
-    """Get what lies on the disk only, in groups, at most a memory's worth."""
+    """Get what lies on the disk only, in groups."""
     answers = store.exists(keys)
     there = [k for k, answer in zip(keys, answers, strict=True) if isinstance(answer, Hit) and answer.tier is Tier.DISK]
     seconds, nbytes = 0.0, 0
-    for start in range(0, len(there) // 2 // GROUP * GROUP, GROUP):
+    for start in range(0, len(there) // GROUP * GROUP, GROUP):
         chosen = there[start : start + GROUP]
         began = time.perf_counter()
         handle = store.get(batch(chosen, memory), 30.0)

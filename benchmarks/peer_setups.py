@@ -33,12 +33,7 @@ SEGMENT_OWNER = Path(__file__).with_name("segment_owner.py")
 
 
 def connector(name: str, **extra: object) -> dict[str, object]:
-    return {
-        "kv_connector": name,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": extra,
-    }
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def join(*paths: str | None) -> str:
