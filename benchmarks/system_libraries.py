@@ -13,8 +13,8 @@ DOWNLOAD_S = 120
 
 
 def library_path(folder: Path, library: str, packages: Sequence[str]) -> str:
-    """An LD_LIBRARY_PATH under which `library` is found; empty where the host has it. `packages` are Debian's, fetched with apt into
-    `folder` once. RuntimeError, naming what to install, where that does not work."""
+    """An LD_LIBRARY_PATH under which `library` is found; empty where the host has it. `packages` are Debian's, fetched with apt
+    into `folder` once. RuntimeError, naming what to install, where that does not work."""
     try:
         ctypes.CDLL(library)
         return ""
