@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from tests.engine.runner import Engine, EngineSpec
 from benchmarks.models import BLOCK, TAIL, Model
 from kvpool.stores import make_local_store
 
-START_S, STEP_S = 240.0, 300.0
+START_S, STEP_S, RESET_S = 240.0, 300.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,12 @@ def first_token(running: Engine, tokens: Sequence[int]) -> tuple[float, int, lis
 
 
 def forget_device(running: Engine) -> None:
-    """Empty the engine's own prefix cache, not the pool."""
-    if not running.do("reset_prefix_cache"):
-        raise RuntimeError("the engine would not reset its prefix cache")
+    """Empty the engine's own prefix cache, not the pool. vLLM refuses while a block is in use, by a save for instance."""
+    end = time.monotonic() + RESET_S
+    while not running.do("reset_prefix_cache"):
+        if time.monotonic() > end:
+            raise RuntimeError("the engine would not reset its prefix cache")
+        time.sleep(0.1)
 
 
 def warm_up(running: Engine, model: Model, seed: int = 999) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Value = float | int | str | bool | None
+FACTS = re.compile(r"(machine|version)_\w+|\w+_(seconds|date|commit)|date|commit|quick")
 
 
 @dataclass(frozen=True)
@@ -96,16 +97,20 @@ class Report:
 
 def table(figures: dict[str, Value]) -> str:
     """All figures as Markdown, with what they were to reach."""
-    rows = ["| figure | value | aim | met |", "|---|---:|---:|---|"]
+    rows, facts = [], []
     for name, value in sorted(figures.items()):
-        if isinstance(value, str | bool):
-            continue
-        aim, met = aim_of(name, figures)
-        shown = f"not measured: {figures.get(f'note_{name}', '')}" if value is None else f"{value:g}"
-        rows.append(f"| `{name}` | {shown} | {aim} | {('yes' if met else '**no**') if aim else ''} |")
-    facts = [f"| {name} | {value} |" for name, value in sorted(figures.items()) if isinstance(value, str | bool)]
-    facts = [fact for fact in facts if not fact.startswith("| note_")]
-    return "\n".join(["# Measured", "", *rows, "", "| run | |", "|---|---|", *facts, ""])
+        if FACTS.fullmatch(name):
+            facts.append(f"| {name} | {value} |")
+        elif not name.startswith("note_"):
+            aim, met = aim_of(name, figures)
+            shown = f"not measured: {figures.get(f'note_{name}', '')}" if value is None else plain(value)
+            rows.append(f"| `{name}` | {shown} | {aim} | {('yes' if met else '**no**') if aim else ''} |")
+    head = ["# Measured", "", "| figure | value | aim | met |", "|---|---:|---:|---|"]
+    return "\n".join([*head, *rows, "", "| run | |", "|---|---|", *facts, ""])
+
+
+def plain(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def aim_of(name: str, figures: dict[str, Value]) -> tuple[str, bool]:
