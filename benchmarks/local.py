@@ -15,7 +15,7 @@ from benchmarks import disk
 from benchmarks.machine import Memcpy, move
 from benchmarks.report import Report, median
 from benchmarks.settings import Settings
-from kvpool.stores.base import Batch, Status
+from kvpool.stores.base import Batch, Hit, Status
 from kvpool.stores.local import LocalStore
 
 FIGURES = r"(local|exists|lease|checksum|memcpy_gbps|disk)_.*"
@@ -34,9 +34,8 @@ def run(report: Report, settings: Settings) -> None:
             report.add(f"local_{call}_vs_memcpy", min(measured[call] for measured in ratios.values()))
         for entries in (5_000,) if settings.quick else (50_000, 500_000):
             suffix = "" if entries == 50_000 else f"_{entries}"
-            exists, lease = lookups(folder, entries)
-            report.add(f"exists_1000_ms{suffix}", exists * 1e3)
-            report.add(f"lease_1000_ms{suffix}", lease * 1e3)
+            for call, seconds in lookups(folder, entries).items():
+                report.add(f"{call}_1000_ms{suffix}", seconds * 1e3)
     finally:
         shutil.rmtree(folder)
     checksum(report, group)
@@ -105,9 +104,10 @@ class Copies:
         return seconds
 
 
-def lookups(root: Path, entries: int) -> tuple[float, float]:
-    """Seconds of `exists` and of `lease` with `release`, for 1,000 keys in an index of so many entries; medians."""
-    store = LocalStore(root, f"lookups-{entries}", entries * 4096 * 5 // 4, "remove")
+def lookups(root: Path, entries: int) -> dict[str, float]:
+    """Seconds for 1,000 keys in an index of so many entries, medians: `exists`, `lease` with release, and `exists_first`, before
+    this process has mapped the part of the index where the keys lie."""
+    store = LocalStore(root, f"lookups-{entries}", entries * 4096 * 5 // 4, "keep")
     store.open()
     try:
         memory, keys = np.zeros(4096, dtype=np.uint8), [key(0, number) for number in range(entries)]
@@ -115,20 +115,28 @@ def lookups(root: Path, entries: int) -> tuple[float, float]:
             results = store.put(Batch(keys[start : start + 1000], np.full((1000, 1), memory.ctypes.data), np.array([4096])), 30.0)
             if not all(result.stored for result in results.results()):
                 raise RuntimeError("the pool did not take all entries")
-        found: dict[str, list[float]] = {"exists": [], "lease": []}
-        for start in range(0, min(entries, 50_000), 1000):
-            part = keys[start : start + 1000]
-            began = time.perf_counter()
-            answers = store.exists(part)
-            between = time.perf_counter()
-            store.release(store.lease(part, 1.0))
-            found["lease"].append(time.perf_counter() - between)
-            found["exists"].append(between - began)
-            if not all(hasattr(answer, "tier") for answer in answers):
-                raise RuntimeError("an entry was lost")
+        chains = [keys[start : start + 1000] for start in range(0, min(entries, 50_000), 1000)]
     finally:
         store.close()
-    return median(found["exists"]), median(found["lease"])
+    store = LocalStore(root, f"lookups-{entries}", None, "remove")
+    store.open()
+    try:
+        return {
+            "exists_first": median([_seconds(store.exists, chain) for chain in chains]),
+            "exists": median([_seconds(store.exists, chain) for chain in chains]),
+            "lease": median([_seconds(lambda chain: store.release(store.lease(chain, 1.0)), chain) for chain in chains]),
+        }
+    finally:
+        store.close()
+
+
+def _seconds(call: Callable[[list[bytes]], object], chain: list[bytes]) -> float:
+    began = time.perf_counter()
+    answers = call(chain)
+    seconds = time.perf_counter() - began
+    if isinstance(answers, list) and not all(isinstance(answer, Hit) for answer in answers):
+        raise RuntimeError("an entry was lost")
+    return seconds
 
 
 def checksum(report: Report, nbytes: int) -> None:
