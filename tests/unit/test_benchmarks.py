@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -174,3 +175,33 @@ def test_readme_shows_figures_with_missed_aims() -> None:
     assert "| 1.5 ms (aim <= 1), not measured |" in text
     assert "| not measured, 0.9 |" in text
     assert summary.BEGIN in (ROOT / "README.md").read_text()
+
+
+def test_zero_hit_compares_each_pair_in_alternating_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, speed: float) -> None:
+            self.speed, self.cpu = speed, 0.0
+
+        def metrics(self) -> list[tuple[str, dict[str, str], float]]:
+            return [("kvpool:saved_blocks_total", {}, 4 * zero_hit.REQUESTS * 4)]
+
+    asked: list[str] = []
+
+    def rate(running: Fake, _model: object, seed: int) -> float:
+        asked.append(f"{running.speed:g}/{seed}")
+        running.cpu += 2 / running.speed
+        return running.speed
+
+    monkeypatch.setattr(zero_hit, "smollm", kv_heavy)
+    monkeypatch.setattr(zero_hit, "local_pool", lambda name, nbytes: contextlib.nullcontext(name))
+    monkeypatch.setattr(
+        zero_hit, "engine", lambda model, setup, **_: contextlib.nullcontext(Fake(90 if setup == "bench-zero-hit" else 100))
+    )
+    monkeypatch.setattr(zero_hit, "rate", rate)
+    monkeypatch.setattr(zero_hit, "cpu_seconds", lambda running: running.cpu)
+    report = Report(tmp_path)
+    zero_hit.run(report, Settings(quick=True, traces=None, disk=tmp_path))
+    assert asked[-4:] == ["90/10", "100/10", "100/11", "90/11"]
+    assert report.figures["zero_hit_ratio"] == report.figures["zero_hit_cpu_ratio"] == 0.9
+    assert report.figures["zero_hit_saved_share"] == 1.0
+    assert report.figures["zero_hit_idle_engine_cpu"] == 0.0
