@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export KVPOOL_VENV := $(abspath $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ssd check test test-full clean
+.PHONY: help setup demo demo-ssd check test test-full bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ test: setup ## the tests without the slow ones
 
 test-full: setup ## every test, the whole engine matrix included
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: setup ## measure (half an hour, on an idle machine; ARGS="local ttft" for some parts, "--quick" to try it)
+	@$(BIN)/python -c "import matplotlib, xxhash" 2>/dev/null || $(BIN)/python -m pip install --quiet "matplotlib>=3.9" "xxhash>=3.5"
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove what builds and tests leave in the tree (not .venv, not the cached models)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -120,7 +120,7 @@ def main() -> None:
     worker = Worker(store, seed)
     print("ready", flush=True)
     if role == "stop-in-write":
-        with store._pool.environment.env.begin(write=True):
+        with store._pool.write_lock.held(), store._pool.environment.env.begin(write=True):
             print("inside", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
     end = time.monotonic() + seconds

@@ -290,41 +290,6 @@ def test_dead_writers_key_is_taken_over(store, pool_root):
     settled(store)
 
 
-NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
-
-
-@pytest.fixture
-def pid_namespace():
-    if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to make a PID namespace")
-
-
-def test_second_pid_namespace(store, pool_root, pid_namespace):
-    """Process 1 of another namespace: liveness and locks must not go by pid."""
-    inside = Process("work", pool_root, 3, 31, NAMESPACE).ready()
-    worker = sw.Worker(store, 33)
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
-        worker.turn()
-    counts = inside.finish()
-    assert counts["hit"] > 10, counts
-    assert counts["put"] > 10, counts
-    victim = Process("work", pool_root, 600, 34, NAMESPACE).ready()
-    time.sleep(0.5)
-    victim.kill()
-    time.sleep(0.2)
-    settled(store)
-
-
-def test_same_pid_in_two_namespaces_is_refused(store, pool_root, pid_namespace):
-    """LMDB would take the two for one process and drop the snapshot of one when the other closes."""
-    Process("work", pool_root, 600, 31, NAMESPACE).ready()
-    twin = Process("work", pool_root, 1, 32, NAMESPACE)
-    output, _ = twin.process.communicate(timeout=30)
-    assert "also has pid 1 uses this pool" in output
-    assert store.health().ok
-
-
 def test_threads_of_one_process_share_a_pool_with_another(store, pool_root):
     other = Process("work", pool_root, 3, 41).ready()
     failures: list[BaseException] = []

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kvpool.stores.base import (
+    EVICTED,
     MISS,
     UNKNOWN,
     Answer,
@@ -84,6 +85,8 @@ class FakeStore(Store):
         self.calls: Counter[str] = Counter()
         self.asked: dict[str, list[bytes]] = {op: [] for op in ("exists", "lease", "get", "put")}
         self.capacity = capacity
+        self.gone: set[bytes] = set()  # what ``evict`` took, as a store with a memory of it would say
+        self.tier_of: Callable[[bytes], Tier] = lambda key: Tier.DRAM
         self.leased: dict[int, tuple[frozenset[bytes], float]] = {}
         self.lease_faults: list[str] = []
         self.log = True
@@ -115,6 +118,7 @@ class FakeStore(Store):
             gone = [key for key in keys if key in self.objects and key not in safe]
             for key in gone:
                 del self.objects[key]
+            self.gone.update(gone)
         return len(gone)
 
     # ---- the contract -------------------------------------------------------------------------------------------------------
@@ -140,7 +144,9 @@ class FakeStore(Store):
         if result is not None:
             return {Status.OK: Hit(Tier.DRAM, 0), Status.MISSING: MISS}.get(result.status, UNKNOWN)
         stored = self.objects.get(key)
-        return MISS if stored is None else Hit(Tier.DRAM, len(stored))
+        if stored is None:
+            return EVICTED if key in self.gone else MISS
+        return Hit(self.tier_of(key), len(stored))
 
     def exists(self, keys: Sequence[bytes]) -> list[Answer]:
         self._enter("exists", keys)
@@ -189,7 +195,7 @@ class FakeStore(Store):
             if sum(map(len, self.objects.values())) + len(data) > self.capacity:
                 return Result(Status.NO_SPACE)
             self.objects[key] = data
-        return Result(Status.OK, len(data))
+        return Result(Status.OK, len(data), tier=Tier.DRAM)
 
     def _get(self, batch: Batch, row: int) -> Result:
         key = bytes(batch.keys[row])
@@ -203,7 +209,7 @@ class FakeStore(Store):
         for address, nbytes in zip(batch.addresses[row], batch.sizes, strict=True):
             ctypes.memmove(int(address), data[offset : offset + int(nbytes)], int(nbytes))
             offset += int(nbytes)
-        return ruled or Result(Status.OK, offset)
+        return ruled or Result(Status.OK, offset, tier=self.tier_of(key))
 
     def begin_write(self, keys: Sequence[bytes], nbytes: int, deadline_s: float) -> Writer:
         raise NotImplementedError

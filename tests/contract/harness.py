@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -77,6 +78,10 @@ class Harness(Model):
         self.steps = 0
         self.external: dict[str, int] = {}  # tokens that each request was given by the connector
         self.metrics: Counter[str] = Counter()
+        self.sources: Counter[str] = Counter()  # vLLM's own count of external hits by tier, in tokens
+        self.events: list[Any] = []  # all KV events, vLLM's and ours, as a subscriber sees them
+        publish = lambda batch: self.events.extend(batch.events)  # noqa: E731
+        self.scheduler.kv_event_publisher = SimpleNamespace(publish=publish, shutdown=lambda: None)
         self.last: KVConnectorOutput | None = None
         self.during: list[Callable[[], None]] = []  # run between the forward and the update, once
         handshakes = {(r.stage, r.tp_rank): r.connector.get_handshake_metadata() for r in self.ranks}
@@ -177,6 +182,9 @@ class Harness(Model):
             if stats is not None and stats.kv_connector_stats:
                 ours = stats.kv_connector_stats.get("AscendStoreConnector", stats.kv_connector_stats)
                 self.metrics.update({k: v for k, v in getattr(ours, "data", ours).items() if isinstance(v, int | float)})
+            if stats is not None and stats.connector_prefix_cache_stats is not None:
+                found = stats.connector_prefix_cache_stats.hits_by_source
+                self.sources.update({source.value: tokens for source, tokens in found.items()})
             for one in batch.outputs:
                 answer = self.answers[one.request_id]
                 answer.tokens += one.new_token_ids

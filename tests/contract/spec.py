@@ -15,6 +15,7 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     ParallelConfig,
@@ -63,6 +64,7 @@ class Spec:
     role: str = "kv_both"
     drafts: int = 0
     draft_layers: int = 0  # how many of the last layers are a drafter's, unknown to the model's configuration
+    kv_events: bool = False
     rival: str | None = None  # "first" or "last": a second connector inside a MultiConnector; "twin": ours twice
     child: Mapping[str, Any] = field(default_factory=dict)  # more keys for our entry inside a MultiConnector
     hash_algorithm: str = "sha256"
@@ -171,6 +173,7 @@ def vllm_config(spec: Spec) -> VllmConfig:
         parallel_config=ParallelConfig(distributed_executor_backend="mp"),
         kv_transfer_config=_transfer(spec),
         device_config=DeviceConfig("cpu"),
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=spec.kv_events, publisher="null"),
     )
     # Set afterwards: the configuration would check them against the devices of this machine.
     parallel = config.parallel_config

@@ -249,7 +249,7 @@ def test_the_breaker_opens_bypasses_the_store_and_recovers(start, mode):
     for i in range(8):
         assert engine.ask(f"b{i}", [t + 20 * i for t in PROMPT], 2) == expected_output([t + 20 * i for t in PROMPT], 2)
         engine.settle()
-    assert engine.pool.breaker.state is not BreakerState.CLOSED or engine.pool._workers_down
+    assert engine.pool.breaker.state is not BreakerState.CLOSED or engine.pool._saves_down
     calls = engine.store.calls["exists"]
     engine.ask("bypassed", [t + 300 for t in PROMPT])
     assert engine.store.calls["exists"] <= calls + 1
@@ -259,12 +259,15 @@ def test_the_breaker_opens_bypasses_the_store_and_recovers(start, mode):
 
     def recovered() -> bool:
         """Requests come meanwhile, as in life; whichever asks first is the probe."""
-        engine.ask(f"p{next(trigger)}", PROMPT[:20])
+        number = next(trigger)
+        engine.ask(f"p{number}", [t + 1000 + number for t in PROMPT[:40]])
         sides = [
             engine.pool.breaker,
             *(b for rank in engine.ranks for b in (rank.worker_side._load_breaker, rank.worker_side._save_breaker)),
         ]
-        return all(breaker.state is BreakerState.CLOSED for breaker in sides) and not engine.pool._workers_down
+        return all(breaker.state is BreakerState.CLOSED for breaker in sides) and not (
+            engine.pool._workers_down or engine.pool._saves_down
+        )
 
     engine.until(recovered, step=True)
     engine.store.objects.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 
 import pytest
@@ -114,7 +115,7 @@ def healthy(engine) -> bool:
         engine.pool.breaker,
         *(b for rank in engine.ranks for b in (rank.worker_side._load_breaker, rank.worker_side._save_breaker)),
     ]
-    return all(int(breaker.state) == 0 for breaker in sides) and not engine.pool._workers_down
+    return all(int(breaker.state) == 0 for breaker in sides) and not (engine.pool._workers_down or engine.pool._saves_down)
 
 
 def test_a_release_that_raises_leaves_a_lease_for_its_time_only(start, pool):
@@ -209,3 +210,23 @@ def test_bc_109_both_sides_of_two_engines_in_one_process(start, pool):
     assert engines[1].external["r1"] == 96
     for engine in engines:
         engine.assert_clean()
+
+
+@pytest.mark.parametrize("shape", ["sync", "async"])
+def test_loads_go_on_where_only_saves_fail(start, pool, pool_root, shape):
+    """The files of the pool were deleted: what it holds can be read, and is."""
+    engine = start_on(start, pool, shape, options={"breaker_failures": 2, "breaker_cooldown_ms": 20})
+    engine.ask("a", PROMPT)
+    engine.settle()
+    shutil.rmtree(next(path for path in pool_root.iterdir() if path.is_dir()))
+    for turn in range(4):
+        engine.ask(f"new{turn}", list(range(300 + 100 * turn, 400 + 100 * turn)))
+        engine.settle()
+    assert engine.pool._saves_down
+    for turn in range(3):
+        engine.forget_local()
+        assert engine.ask(f"b{turn}", PROMPT, 3) == expected_output(PROMPT, 3)
+        assert engine.external[f"b{turn}"] == 96
+        time.sleep(0.03)  # a probe, which finds it no better
+    assert engine.pool._saves_down
+    engine.assert_clean()

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import zmq
 
 from tests.engine.cases import Cell, cell_spec, pool_config
 from tests.engine.runner import Engine, EngineSpec, metric, tokens
@@ -57,11 +59,48 @@ def test_bc_009_an_engine_that_cannot_share_is_told_why(pool_root: Path, start_e
     assert "ours" in warnings[0]
 
 
-def test_bc_185_reset_empties_our_namespace_only(pool_root: Path, start_engine: StartEngine) -> None:
-    engine = start_engine(cell_spec(Cell("qwen3"), pool_root))
+class Subscriber:
+    """Hears the KV events of an engine, as a router would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{folder}/events", "topic": ""}
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.subscribe("")
+        self._socket.connect(str(self.config["endpoint"]))
+
+    def take(self, seconds: float = 2.0) -> list[dict[str, Any]]:
+        """All events of the pool that have come, once it has been silent for a while."""
+        events: list[dict[str, Any]] = []
+        while self._socket.poll(int(seconds * 1000)):
+            _, _, payload = self._socket.recv_multipart()
+            events += msgspec.msgpack.decode(payload)[1]
+        return [event for event in events if event.get("medium") == "CPU"]
+
+
+def test_bc_183_bc_185_reset_empties_our_namespace_only(pool_root: Path, tmp_path: Path, start_engine: StartEngine) -> None:
+    subscriber = Subscriber(tmp_path)
+    spec = cell_spec(Cell("qwen3"), pool_root)
+    spec.args["kv_events_config"] = subscriber.config
+    engine = start_engine(spec)
     prompts = [tokens((n, 500)) for n in range(1, 4)]
     expected = _outputs(engine, prompts, cache_salt="alone")
+    subscriber.take()
     assert _outputs(engine, prompts) == expected
+    engine.do("wait_idle")
+    told = subscriber.take()
+    assert {event["type"] for event in told} == {"BlockStored"}
+    size = told[0]["block_size"]
+    assert sorted(tuple(event["token_ids"]) for event in told) == sorted(
+        tuple(prompt[i * size : (i + 1) * size]) for prompt in prompts for i in range(500 // size)
+    )
+    known = {event["block_hashes"][0] for event in told}
+    assert all((event["parent_block_hash"] in known) == (event["token_ids"][0] not in [p[0] for p in prompts]) for event in told)
+    samples = engine.metrics()
+    assert metric(samples, "kvpool:kv_events_total", kind="stored") >= len(told)
+    assert metric(samples, "kvpool:store_capacity_bytes", tier="dram") == 512 << 20
+    assert metric(samples, "kvpool:saved_bytes_total", tier="dram") > 0
+    assert metric(samples, "kvpool:save_seconds_count") > 0
+    assert metric(samples, "kvpool:misses_total", reason="absent") >= 6
     # While the saves of this one are still under way, or just done: the reset must not care.
     engine.generate([tokens((77, 2000))], max_tokens=1)
     engine.do("reset_prefix_cache", reset_connector=True)
@@ -75,6 +114,10 @@ def test_bc_185_reset_empties_our_namespace_only(pool_root: Path, start_engine: 
     engine.do("wait_idle")
     assert engine.do("reset_prefix_cache")
     assert all(r["num_cached_tokens"] >= 384 for r in engine.generate(prompts, max_tokens=8, concurrent=False))
+    samples = engine.metrics()
+    loaded = metric(samples, "kvpool:loaded_tokens_total", tier="dram")
+    assert loaded == metric(samples, "vllm:prompt_tokens_cached_by_source_total", source="host") > 0
+    assert metric(samples, "kvpool:call_seconds_sum", op="load", tier="dram") > 0
 
 
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours-first", "ours-second"])

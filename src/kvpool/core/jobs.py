@@ -58,11 +58,13 @@ class JobReport:
     ranks: int = 0
     unsaved: list[BlockName] = field(default_factory=list)  # saves that did not happen: to be offered again
     failed: list[BlockName] = field(default_factory=list)  # loads that failed: not to be tried again soon
+    gone: list[BlockName] = field(default_factory=list)  # of these, what the store said it does not have
 
     def merge(self, other: JobReport) -> None:
         self.ranks += other.ranks
         self.unsaved += other.unsaved
         self.failed += other.failed
+        self.gone += other.gone
 
 
 def split_part(part: JobPart, room: int) -> tuple[JobPart, JobPart]:

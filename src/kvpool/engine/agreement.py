@@ -13,6 +13,7 @@ from kvpool.core.diagnosis import Evidence
 from kvpool.core.keys import key_prefix, namespace_prefix
 from kvpool.core.namespace import NamespaceInputs
 from kvpool.engine.messages import RankInfo
+from kvpool.engine.setup import EngineSetup
 from kvpool.stores.base import Store
 
 logger = init_logger("vllm.kvpool")
@@ -112,7 +113,21 @@ class Agreement:
         if namespace and store.capabilities.listable:
             store.clear(namespace_prefix(namespace))
 
-    def note(self, store: Store) -> None:
+    def introduce(self, store: Store, setup: EngineSetup, loads: str) -> None:
+        """Tell the log in one line what this engine uses, and the pool who we are. Asks the store: not for the engine's thread."""
+        logger.info(
+            "kvpool: namespace %s, store %s (%s), capacity %d bytes, policy %s, %s loads; the namespace is of %s",
+            self.namespace,
+            setup.options.backend,
+            setup.options.backend_reason,
+            store.stats().capacity_bytes,
+            setup.policy,
+            loads,
+            self.inputs.to_json() if self.inputs is not None else "",
+        )
+        self._note(store)
+
+    def _note(self, store: Store) -> None:
         """Leave our namespace's inputs in the pool, so that an engine that shares nothing can be told which field differs."""
         if self.inputs is not None and self._epoch == "0":
             store.write_note(NOTES + self.namespace.encode(), self.inputs.to_json())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -19,6 +19,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool.devices import device_of
 from kvpool.engine.agreement import Agreement
+from kvpool.engine.kv_events import kv_events_for
 from kvpool.engine.messages import PoolHandshake, PoolMetadata, WorkerReport
 from kvpool.engine.scheduler_side import SchedulerSide
 from kvpool.engine.setup import host_identity, open_store, read_setup
@@ -58,7 +59,8 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
             probe = _hash_probe(vllm_config.cache_config.prefix_caching_hash_algo)
             host_bound = store.capabilities.host_bound
             agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound)
-            self._scheduler = SchedulerSide(setup, store, agreement)
+            events = kv_events_for(vllm_config, kv_cache_config, host_bound)
+            self._scheduler = SchedulerSide(setup, store, agreement, events)
         else:
             self._worker = WorkerSide(setup, device_of(vllm_config.device_config.device_type))
 
@@ -174,7 +176,10 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        return ()
+        return self.scheduler_side.take_events()
+
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        return hit_sources(self.scheduler_side.hit_sources(request), num_external_tokens)
 
     def has_pending_push_work(self) -> bool:
         return self.scheduler_side.busy()
@@ -206,6 +211,18 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         (self._scheduler or self.worker_side).shutdown()
+
+
+SOURCES = {"dram": CacheHitSource.HOST, "remote": CacheHitSource.P2P, "disk": CacheHitSource.DISK}
+
+
+def hit_sources(tiers: Mapping[str, int], tokens: int) -> dict[CacheHitSource, int]:
+    """vLLM's names for tokens by tier; all unspecified where they are not the tokens that vLLM means."""
+    if not tokens:
+        return {}
+    if sum(tiers.values()) != tokens:
+        return {CacheHitSource.EXTERNAL_UNSPECIFIED: tokens}
+    return {SOURCES.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED): count for tier, count in tiers.items()}
 
 
 def _hash_probe(algorithm: str) -> Callable[[], str]:

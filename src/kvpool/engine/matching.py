@@ -52,16 +52,24 @@ class Matcher:
         limit = self._limit(request)
         if limit <= computed or request.skip_reading_prefix_cache or state.loads_failed or state.gave_up:
             self.forget(state)
+            if state.loads_failed and limit > computed and state.outcome is None:
+                state.outcome = (0, 0, "load_failed")  # its tokens were asked for, and counted, before
             return 0
         found = self._answer(state, computed, limit, space)
         if found is None:
             return None
         tokens = found.tokens - computed
         if 0 < tokens < self._limits.min_hit_tokens:
-            state.outcome = (limit - computed, 0, "below_min_hit")
+            state.outcome = (limit - computed, 0, "below_min_hit_tokens")
             return 0
         state.outcome = (limit - computed, max(0, tokens), found.reason)
         return max(0, tokens)
+
+    def refuse(self, state: RequestState, computed: int, reason: str) -> None:
+        """The pool cannot be asked for this request now."""
+        limit = self._limit(state.request)
+        if limit > computed and not state.request.skip_reading_prefix_cache:
+            state.outcome = (limit - computed, 0, reason)
 
     def count(self, state: RequestState, loading: bool) -> None:
         """Once per admission: what was asked for and what of it the request gets."""
@@ -69,13 +77,15 @@ class Matcher:
             return
         queried, tokens, reason = state.outcome
         state.outcome = None
+        if tokens and not loading:
+            tokens, reason = 0, "unused"  # vLLM, or another connector, had something better
+        reason = reason or "given_back"
         self._stats.add("lookups")
         self._stats.add("queried_tokens", queried)
-        if tokens and not loading:
-            self._stats.add("misses/reason=unused")  # vLLM, or another connector, had something better
-        else:
-            self._stats.add("hit_tokens", tokens)
-            self._stats.add("hits" if tokens else f"misses/reason={reason}")
+        self._stats.add("hit_tokens", tokens)
+        self._stats.add("hits" if tokens else f"misses/reason={reason}")
+        if queried > tokens:
+            self._stats.add(f"missed_tokens/reason={reason}", queried - tokens)
 
     def may_wait(self, state: RequestState) -> bool:
         """Whether a request may be asked about again because something is not known yet: for as long as a lookup may take."""
@@ -119,8 +129,9 @@ class Matcher:
             state.gave_up = True
             return Found(computed, "unknown" if done else "timeout")
         found = lookup.ticket.value
-        self._breaker.failure() if found.reason == "unknown" else self._breaker.success()
-        self._stats.add("lookup_seconds", found.seconds)
+        nothing = found.tokens <= lookup.computed
+        self._breaker.failure() if nothing and found.reason == "unknown" else self._breaker.success()
+        self._stats.observe("lookup_seconds", found.seconds)
         state.found = found
         return found
 

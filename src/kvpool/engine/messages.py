@@ -48,8 +48,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     jobs: dict[int, JobReport] = field(default_factory=dict)
     handshakes: list[RankInfo] = field(default_factory=list)
-    store_down: bool = False
+    store_down: bool = False  # loads are bypassed
     echoes: dict[int, int] = field(default_factory=dict)  # step -> ranks that have run it
+    saves_down: bool = False  # a store may be readable all the same
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, WorkerReport)
@@ -57,6 +58,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             self.jobs.setdefault(job_id, JobReport()).merge(report)
         self.handshakes += other.handshakes
         self.store_down |= other.store_down
+        self.saves_down |= other.saves_down
         for step, ranks in other.echoes.items():
             self.echoes[step] = self.echoes.get(step, 0) + ranks
         return self

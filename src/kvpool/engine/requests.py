@@ -30,4 +30,5 @@ class RequestState:
     seen_unsaved: int = 0  # how far it has looked through the blocks that were offered in vain
     # KV of before a cache reset: it may be used by this request, never stored
     stale: bool = False
+    sources: dict[str, int] = field(default_factory=dict)  # tokens of its last hit, by tier
     outcome: tuple[int, int, str] | None = None  # of its lookup, not counted yet: tokens asked for, tokens found, reason

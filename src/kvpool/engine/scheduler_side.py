@@ -14,9 +14,11 @@ from kvpool.core.jobs import BlockName, Job, JobPart, JobReport, LoadJob, SaveJo
 from kvpool.core.recent import RecentSet
 from kvpool.engine.adapters import AdapterDigests
 from kvpool.engine.agreement import Agreement, Space
+from kvpool.engine.books import Books, tokens_by_tier
 from kvpool.engine.exposed import ExposedTables
 from kvpool.engine.held import HeldSaves
 from kvpool.engine.job_table import JobTable
+from kvpool.engine.kv_events import KvEvents
 from kvpool.engine.lookup import LookupService
 from kvpool.engine.matching import Matcher, MatchLimits
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
@@ -24,11 +26,13 @@ from kvpool.engine.pins import BlockPins
 from kvpool.engine.requests import RequestState
 from kvpool.engine.saving import SaveOffers
 from kvpool.engine.setup import EngineSetup
-from kvpool.engine.stats import PoolStats
+from kvpool.engine.stats import PoolStats, labelled
+from kvpool.engine.store_gauges import StoreGauges
 from kvpool.engine.watch import Watch
 from kvpool.stores.base import Store
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
@@ -40,7 +44,7 @@ logger = init_logger("vllm.kvpool")
 class SchedulerSide:
     """Runs in one thread, the engine's. ``store`` is used for lookups, leases and ``reset_cache`` only."""
 
-    def __init__(self, setup: EngineSetup, store: Store, agreement: Agreement) -> None:
+    def __init__(self, setup: EngineSetup, store: Store, agreement: Agreement, events: KvEvents | None = None) -> None:
         options = setup.options
         self._setup = setup
         self._store = store
@@ -59,8 +63,11 @@ class SchedulerSide:
         self._new_loads: list[LoadJob] = []
         self._held = HeldSaves(setup.world_size)
         self._exposed = ExposedTables()
-        self._workers_down = False
-        self._told_gauges: dict[str, int] = {}
+        self._workers_down = False  # for loads
+        self._saves_down = False
+        self._books = Books(self.stats, setup.groups, events, store, self._service.run)
+        self._gauges = StoreGauges(store)
+        self._told_gauges: dict[str, float] = {}
         # After a reset that could not drop the engine's own cache: a request that hits there has KV of before the reset.
         self._local_stale = False
         self._watch = Watch(options.zero_hit_alarm_lookups, self._explain, self._service.run)
@@ -74,8 +81,15 @@ class SchedulerSide:
         self._jobs = JobTable(self._service, self._pins, self._setup.world_size, self._lease_s)
         # vLLM refuses to reset its prefix cache while any block is in use; our pins only keep blocks from being handed out.
         reset = manager.reset_prefix_cache
-        # With a job past its deadline it refuses as ever: a call may still be at memory that vLLM would give away.
-        manager.reset_prefix_cache = lambda: reset() if self._jobs.overdue() else self._pins.lifted(reset)  # type: ignore[method-assign]
+
+        def reset_unpinned() -> bool:
+            # With a job past its deadline it refuses as ever: a call may still be at memory that vLLM would give away.
+            done = reset() if self._jobs.overdue() else self._pins.lifted(reset)
+            if done:
+                self._books.cleared()
+            return done
+
+        manager.reset_prefix_cache = reset_unpinned  # type: ignore[method-assign]
 
     def meet(self, rank: RankInfo) -> None:
         """A worker's handshake. RuntimeError naming the field where ranks disagree."""
@@ -84,9 +98,8 @@ class SchedulerSide:
     def greet(self, request: Request) -> None:
         """A request has come: by now all ranks have met and vLLM knows its hash seed, so the namespace can be made."""
         if self._agreement.settle():
-            inputs = self._agreement.inputs
-            logger.info("kvpool: namespace %s of %s", self._agreement.namespace, inputs.to_json() if inputs else "")
-            self._service.run(lambda: self._agreement.note(self._store))
+            loads = "asynchronous" if self._load_async else "synchronous"
+            self._service.run(lambda: self._agreement.introduce(self._store, self._setup, loads))
         self._state(request)
 
     def _explain(self, unknown: int) -> str:
@@ -121,7 +134,11 @@ class SchedulerSide:
         if state.adapter is not None and not state.adapter.wait(0) and self._matcher.may_wait(state):
             return None, False
         space = self._space(state)
-        if not self._setup.loads or self._workers_down or space is None:
+        if not self._setup.loads:
+            return 0, False
+        if self._workers_down or space is None:
+            not_now = "not_pooled" if self._agreement.ready else "not_ready"
+            self._matcher.refuse(state, computed, "breaker_open" if self._workers_down else not_now)
             return 0, False
         tokens = self._matcher.match(state, computed, space)
         return tokens, bool(tokens) and self._load_async
@@ -146,10 +163,17 @@ class SchedulerSide:
         parts = self._load_parts(state, blocks.get_block_ids(), state.computed, state.computed + tokens)
         timeout = self._setup.options.load_timeout_ms / 1000
         job = LoadJob(self._jobs.next_id(), request.request_id, parts, timeout, space.namespace, self._load_async)
-        lease = state.found.lease if state.found is not None else None
+        found = state.found
+        state.sources = tokens_by_tier(found.runs, state.computed, state.computed + tokens) if found is not None else {}
         state.lookup, state.found, state.load_job = None, None, job.job_id
-        self._jobs.open(job, lease)
+        self._jobs.open(job, found.lease if found is not None else None)
+        self._books.opened(job, request, space, state.sources)
         self._new_loads.append(job)
+
+    def hit_sources(self, request: Request) -> dict[str, int]:
+        """The tokens of the hit that was just allocated, by tier."""
+        state = self._requests.get(request.request_id)
+        return state.sources if state is not None else {}
 
     def _load_parts(self, state: RequestState, tables: Sequence[Sequence[int]], computed: int, end: int) -> list[JobPart]:
         parts = []
@@ -191,7 +215,7 @@ class SchedulerSide:
 
     def _save_job(self, output: SchedulerOutput, request_id: str, start: int, scheduled: int) -> SaveJob | None:
         state, blocks = self._requests.get(request_id), output.kv_connector_block_state
-        room = 0 if self._workers_down else self._pins.room()
+        room = 0 if self._saves_down else self._pins.room()
         if state is None or state.stale or blocks is None or not self._offers.due(state, start, start + scheduled, room):
             return None
         space, tables = self._space(state), blocks.get_block_ids(request_id)
@@ -199,12 +223,13 @@ class SchedulerSide:
             return None
         parts, dropped = self._offers.offer(state, start, start + scheduled, tables, room)
         if dropped:
-            self.stats.add("dropped_blocks", dropped)
+            self.stats.add(labelled("dropped_blocks", reason="breaker_open" if self._saves_down else "pinned"), dropped)
         if not parts:
             return None
         timeout = self._setup.options.save_timeout_ms / 1000
         job = SaveJob(self._jobs.next_id(), request_id, parts, timeout, space.namespace)
         self._jobs.open(job, None)
+        self._books.opened(job, state.request, space)
         return job
 
     # ---- reports ------------------------------------------------------------------------------------------------------------
@@ -214,7 +239,7 @@ class SchedulerSide:
             self._watch.add(output.kv_connector_stats.data)
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
-            self._workers_down = report.store_down
+            self._workers_down, self._saves_down = report.store_down, report.saves_down
             for rank in report.handshakes:
                 self.meet(rank)
             self._cancel(self._held.step_ended(report.echoes, bad=bool(output.invalid_block_ids)))
@@ -243,6 +268,7 @@ class SchedulerSide:
                 state.loads_failed += 1
         if whole is None:
             return
+        self._books.ended(job, whole, ours=self._agreement.owns(job.namespace))
         if isinstance(job, LoadJob):
             self._exposed.forget(job_id)
             if state is not None and state.load_job == job_id and not job.is_async:
@@ -256,6 +282,7 @@ class SchedulerSide:
         """These blocks were computed on top of KV that has turned out bad, on whichever rank."""
         for job in saves:
             self._jobs.cancel(job.job_id)
+            self._books.cancelled(job)
             self._withdraw(job)
             self._offers.note_unsaved(block_names(job.parts))
 
@@ -293,6 +320,7 @@ class SchedulerSide:
             state.stale = state.request.num_computed_tokens > 0 or state.load_job is not None
             state.offered = []
         self.negatives.clear()
+        self._books.reset()
         self._offers.forget_unsaved()
         cached = len(self._manager.block_pool.cached_block_hash_to_block)
         self._local_stale = cached > 0 or any(state.stale for state in self._requests.values())
@@ -311,12 +339,18 @@ class SchedulerSide:
 
     def will_free_blocks(self) -> bool:
         """Whether waiting frees blocks soon, so that vLLM need not preempt."""
-        healthy = not self._workers_down and self.breaker.state is BreakerState.CLOSED
+        healthy = not (self._workers_down or self._saves_down) and self.breaker.state is BreakerState.CLOSED
         return healthy and self._jobs.free_blocks_soon()
 
     def take_stats(self) -> PoolStats | None:
         """What has been counted since the last call; gauges too, once they have changed."""
-        gauges = {"pinned_blocks": self._pins.total, "breaker_state": int(self.breaker.state)}
+        gauges: dict[str, float] = {
+            "pinned_blocks": self._pins.total,
+            labelled("breaker_state", kind="lookup"): int(self.breaker.state),
+            labelled("queued_jobs", kind="lookup"): self._service.backlog(),
+            labelled("oldest_job_seconds", kind="lookup"): round(self._service.oldest(), 3),
+        }
+        self._gauges.tell(self.stats)
         if self.stats.is_empty() and gauges == self._told_gauges:
             return None
         taken = PoolStats(data=self.stats.data)
@@ -327,6 +361,9 @@ class SchedulerSide:
             taken.gauge(name, value)
         return taken
 
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        return self._books.take_events()
+
     def open_counts(self) -> dict[str, int]:
         """Sizes of all tables: every one is 0 when the engine is idle, but for the bounded memories."""
         return {
@@ -335,11 +372,13 @@ class SchedulerSide:
             "held": len(self._held),
             "pinned": self._pins.total,
             "new_loads": len(self._new_loads),
+            "books": len(self._books),
         }
 
     def shutdown(self) -> None:
         self._jobs.release_leases()
         for state in self._requests.values():
             self._matcher.forget(state)
+        self._gauges.close()
         self._service.close(2.0)
         self._store.close()

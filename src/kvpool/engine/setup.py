@@ -40,6 +40,7 @@ class EngineSetup:
     load_async: bool
     save_decode: bool
     give_back: int  # tokens at the end of a hit that the engine must compute again
+    policy: str  # what vLLM does when a load fails: fail or recompute
 
 
 def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> EngineSetup:
@@ -80,6 +81,7 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         load_async=options.load_async or bool(reason),
         save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
         give_back=alignment(groups) if _drafts_from_hidden_states(vllm_config) else 0,
+        policy=policy,
     )
 
 

@@ -6,92 +6,114 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from kvpool.engine.metric_table import METRICS, MISS_REASONS, PREFIX
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# name -> what it counts. A name may carry one label after a slash, e.g. "misses/reason=absent".
-COUNTERS: dict[str, str] = {
-    "lookups": "Lookups asked of the store",
-    "lookup_seconds": "Time from asking the store to its answer",
-    "queried_tokens": "Prompt tokens not held by the engine that a hit could have covered",
-    "hit_tokens": "Tokens found in the pool beyond the engine's own",
-    "hits": "Lookups with a usable prefix",
-    "misses": "Lookups without one, by reason",
-    "loads": "Load jobs that ended, by outcome",
-    "loaded_blocks": "Blocks loaded",
-    "loaded_bytes": "Bytes loaded",
-    "load_seconds": "Time spent in loads",
-    "load_failures": "Blocks that failed to load, by status",
-    "saves": "Save jobs that ended",
-    "saved_blocks": "Blocks stored (those somebody stored before not counted)",
-    "known_blocks": "Blocks offered that the store held already",
-    "saved_bytes": "Bytes stored",
-    "save_seconds": "Time spent in saves",
-    "save_failures": "Blocks not stored, by status",
-    "dropped_blocks": "Blocks never offered because too many were pinned or the store was down",
-}
-GAUGES: dict[str, str] = {
-    "pinned_blocks": "Device blocks pinned by jobs",
-    "breaker_state": "Circuit breaker: 0 closed, 1 half open, 2 open",
-    "queued_jobs": "Jobs that wait for a worker thread",
-}
+GAUGE = "gauge:"
+SEEN = "seen:"
+
+
+def labelled(name: str, **labels: str) -> str:
+    """The name of a metric with its labels, as ``PoolStats`` keeps it: ``misses/reason=absent``."""
+    return name + "/" + ",".join(f"{label}={value}" for label, value in labels.items()) if labels else name
+
+
+def split_name(name: str) -> tuple[str, dict[str, str]]:
+    """The metric and its labels, of what ``labelled`` made."""
+    base, _, labels = name.partition("/")
+    return base, dict(pair.split("=", 1) for pair in labels.split(",")) if labels else {}
 
 
 @dataclass
 class PoolStats(KVConnectorStats):
-    """``data`` maps a counter (with its label) to a number, and "gauge:<name>" to its latest value."""
+    """What happened since it was last taken. ``data`` maps ``labelled`` names to an amount; after "gauge:" to the latest value,
+    after "seen:" to the list of values seen, of a histogram. It travels as it is from workers to the scheduler and the API server.
+    """
 
     def add(self, name: str, amount: float = 1) -> None:
         self.data[name] = self.data.get(name, 0) + amount
 
     def gauge(self, name: str, value: float) -> None:
-        self.data[f"gauge:{name}"] = value
+        self.data[GAUGE + name] = value
+
+    def observe(self, name: str, value: float) -> None:
+        self.data.setdefault(SEEN + name, []).append(value)
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Counts of several ranks, or of several moments, add up; of gauges the largest counts."""
         for name, value in other.data.items():
-            if name.startswith("gauge:"):
-                self.data[name] = max(self.data.get(name, 0), value)
+            if name.startswith(GAUGE):
+                self.data[name] = max(self.data.get(name, value), value)
+            elif name.startswith(SEEN):
+                self.data[name] = [*self.data.get(name, ()), *value]
             else:
                 self.add(name, value)
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return {name.removeprefix("gauge:"): round(value, 4) for name, value in sorted(self.data.items())}
+        """For vLLM's log line: of a histogram the number and the mean."""
+        told: dict[str, int | float] = {}
+        for name, value in sorted(self.data.items()):
+            if name.startswith(SEEN):
+                told[f"{name.removeprefix(SEEN)} count"] = len(value)
+                told[f"{name.removeprefix(SEEN)} mean"] = round(sum(value) / len(value), 6)
+            else:
+                told[name.removeprefix(GAUGE)] = round(value, 4)
+        return told
 
     def is_empty(self) -> bool:
         return not self.data
 
 
 class PoolPromMetrics(KVConnectorPromMetrics):
-    """``kvpool:<counter>_total`` and ``kvpool:<gauge>`` with vLLM's engine labels, and ``reason`` where a counter has one."""
+    """The metrics of ``metric_table`` with vLLM's labels of the engine, and their own."""
 
     def __init__(
         self,
         vllm_config: VllmConfig,
-        metric_types: dict,
+        metric_types: dict[type[Any], type[Any]],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        names = [*labelnames, "reason"]
-        self._counters: dict[str, Counter] = {
-            name: self._counter_cls(name=f"kvpool:{name}", documentation=text, labelnames=names) for name, text in COUNTERS.items()
-        }
-        self._gauges: dict[str, Gauge] = {
-            name: self._gauge_cls(name=f"kvpool:{name}", documentation=text, labelnames=labelnames) for name, text in GAUGES.items()
-        }
+        classes = {"counter": self._counter_cls, "gauge": self._gauge_cls, "histogram": self._histogram_cls}
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
+        for metric in METRICS.values():
+            more = {"buckets": metric.buckets} if metric.buckets else {}
+            self._metrics[metric.name] = classes[metric.kind](
+                name=PREFIX + metric.name, documentation=metric.text, labelnames=[*labelnames, *metric.labels], **more
+            )
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """A series that appears with its first count hides that count from ``rate``; so those known from the start exist."""
+        for engine in self.per_engine_labelvalues.values():
+            for metric in METRICS.values():
+                if not metric.labels and metric.kind != "gauge":
+                    self._metrics[metric.name].labels(*engine)
+            for base in ("misses", "missed_tokens"):
+                for reason in MISS_REASONS:
+                    self._metrics[base].labels(*engine, reason)
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
-        labels = self.per_engine_labelvalues[engine_idx]
+        engine = self.per_engine_labelvalues[engine_idx]
         for name, value in transfer_stats_data.items():
-            if name.startswith("gauge:"):
-                self._gauges[name.removeprefix("gauge:")].labels(*labels).set(value)
+            base, labels = split_name(name.removeprefix(GAUGE).removeprefix(SEEN))
+            if base not in METRICS:
+                continue  # of a worker of another version
+            metric: Any = self._metrics[base].labels(*engine, *(labels.get(label, "") for label in METRICS[base].labels))
+            if name.startswith(GAUGE):
+                metric.set(value)
+            elif name.startswith(SEEN):
+                for one in value:
+                    metric.observe(one)
             else:
-                counter, _, label = name.partition("/")
-                self._counters[counter].labels(*labels, label.removeprefix("reason=")).inc(value)
+                metric.inc(value)

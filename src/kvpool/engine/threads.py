@@ -81,6 +81,7 @@ class WorkerThreads:
     def __init__(self, name: str, count: int, on_start: Callable[[], None] | None = None) -> None:
         self._on_start = on_start
         self._queue: queue.SimpleQueue[Ticket[Any] | None] = queue.SimpleQueue()
+        self._waiting: dict[Ticket[Any], float] = {}  # since when, in order
         self._since: list[float | None] = [None] * count  # when each thread took the task it is at
         self._threads = [
             threading.Thread(target=self._loop, args=(i,), name=f"kvpool-{name}-{i}", daemon=True) for i in range(count)
@@ -90,6 +91,7 @@ class WorkerThreads:
 
     def submit(self, task: Callable[[], T]) -> Ticket[T]:
         ticket = Ticket(task)
+        self._waiting[ticket] = time.monotonic()
         self._queue.put(ticket)
         return ticket
 
@@ -101,6 +103,11 @@ class WorkerThreads:
     def backlog(self) -> int:
         """Tasks that wait for a thread."""
         return self._queue.qsize()
+
+    def oldest(self) -> float:
+        """Seconds for which the oldest of them has waited; 0 when none waits."""
+        since = min(list(self._waiting.values()), default=None)  # the copy is one step: no other thread comes between
+        return time.monotonic() - since if since is not None else 0.0
 
     def close(self, timeout_s: float) -> bool:
         """Finish what is queued and stop, within ``timeout_s``; False when a thread is still busy."""
@@ -124,6 +131,7 @@ class WorkerThreads:
     def _loop(self, index: int) -> None:
         failure = self._start()
         while (ticket := self._queue.get()) is not None:
+            self._waiting.pop(ticket, None)
             self._since[index] = time.monotonic()
             ticket.run(failure)
             self._since[index] = None

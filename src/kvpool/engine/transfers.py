@@ -14,11 +14,13 @@ from kvpool.core.jobs import BlockName, Job, JobPart
 from kvpool.core.keys import block_keys, key_prefix
 from kvpool.core.layout import BlockLayout
 from kvpool.core.shards import saves_block
-from kvpool.engine.stats import PoolStats
-from kvpool.stores.base import Batch, Handle, Result, Status, Store
+from kvpool.engine.log_gate import LogGate
+from kvpool.engine.stats import PoolStats, labelled
+from kvpool.stores.base import Batch, Handle, Result, Status, Store, Tier
 
 logger = init_logger("vllm.kvpool")
 
+CODES_TOLD = 8
 BATCH_OBJECTS = 64  # objects in one store call: bounds what one deadline covers and how long one call may take
 
 
@@ -27,6 +29,7 @@ class Outcome:
     """How a job ended. ``running`` are calls that were given up but still use the blocks."""
 
     failed: list[tuple[BlockName, int]] = field(default_factory=list)  # block name, block id
+    gone: list[BlockName] = field(default_factory=list)  # of these, what the store does not have
     running: list[Handle] = field(default_factory=list)
     calls: int = 0  # of the store
     stats: PoolStats = field(default_factory=PoolStats)
@@ -42,11 +45,13 @@ class Piece:
 
 
 class Transfers:
-    """Loads and saves of one rank. Thread-safe: it holds no state of its own but the layouts."""
+    """Loads and saves of one rank. Thread-safe: what it holds never changes."""
 
     def __init__(self, store: Store, layouts: Sequence[BlockLayout]) -> None:
         self._store = store
         self._layouts = layouts
+        self._log = LogGate()
+        self._own_tier = Tier.DRAM if store.capabilities.mapped else Tier.REMOTE  # of a store that does not tell
 
     def load(self, job: Job) -> Outcome:
         """Read every block of a job into its place. A block is good only if every shard of it on this rank is."""
@@ -63,17 +68,23 @@ class Transfers:
         verb = "load" if loading else "save"
         for piece in self._pieces(job, loading):
             results = self._call(piece.batch, started + job.deadline_s, loading, outcome)
-            self._book(piece, results, loading, bad, codes, outcome.stats)
+            self._book(piece, results, loading, bad, codes, outcome)
         outcome.failed = list(bad.items())
         outcome.stats.add(f"{verb}s/reason={'failed' if bad else 'ok'}" if loading else "saves")
-        outcome.stats.add(f"{verb}_seconds", time.monotonic() - started)
+        outcome.stats.observe(f"{verb}_seconds", time.monotonic() - started)
         if bad:
-            name = "get" if loading else "put"
-            logger.error(
-                "Failed to %s %d keys out of %d for request %s, error_codes=%s",
-                name, len(bad), job.num_blocks, job.request_id, sorted(codes),
-            )  # fmt: skip
+            self._tell(job, "get" if loading else "put", bad, codes)
         return outcome
+
+    def _tell(self, job: Job, name: str, bad: dict[BlockName, int], codes: Counter[str]) -> None:
+        more = self._log.ask(name)
+        if more is not None:
+            told = sorted(codes)[:CODES_TOLD]
+            logger.error(
+                "Failed to %s %d keys out of %d for request %s, error_codes=%s%s",
+                name, len(bad), job.num_blocks, job.request_id, told, more,
+            )  # fmt: skip
+        logger.debug("job %d of request %s: not %s: %s", job.job_id, job.request_id, name, [(g, h.hex()) for g, h in bad])
 
     def _pieces(self, job: Job, loading: bool) -> list[Piece]:
         pieces = []
@@ -106,6 +117,24 @@ class Transfers:
         if left <= 0 or outcome.running:
             return [Result(Status.TRANSIENT, text="deadline")] * count
         outcome.calls += 1
+        started = time.monotonic()
+        results = self._guarded(batch, left, loading, outcome)
+        self._time_call("load" if loading else "save", results, time.monotonic() - started, outcome.stats)
+        return results
+
+    def _time_call(self, op: str, results: Sequence[Result], seconds: float, stats: PoolStats) -> None:
+        """Its bytes and seconds count for one tier, so that their quotient is that tier's speed."""
+        tiers = {self._tier(result) for result in results if result.nbytes and result.status is Status.OK}
+        tier = ("mixed" if len(tiers) > 1 else tiers.pop()) if tiers else "none"
+        stats.observe(labelled("call_seconds", op=op, tier=tier), seconds)
+        stats.add(labelled("call_bytes", op=op, tier=tier), sum(r.nbytes for r in results if r.status is Status.OK))
+
+    def _tier(self, result: Result) -> str:
+        return (result.tier or self._own_tier).value
+
+    def _guarded(self, batch: Batch, left: float, loading: bool, outcome: Outcome) -> list[Result]:
+        """The call itself: whatever the store does, an answer for every key."""
+        count = len(batch.keys)
         try:
             handle = self._store.get(batch, left) if loading else self._store.put(batch, left)
             if not handle.wait(left) and not handle.abandon():
@@ -125,19 +154,23 @@ class Transfers:
         loading: bool,
         bad: dict[BlockName, int],
         codes: Counter[str],
-        stats: PoolStats,
+        outcome: Outcome,
     ) -> None:
-        nbytes = piece.batch.object_nbytes
-        moved = sum(1 for r in results if r.status is Status.OK and (r.nbytes == nbytes or not loading))
-        verb = "load" if loading else "save"
-        stats.add(f"{verb}ed_blocks" if loading else "saved_blocks", moved)
-        stats.add(f"{verb}ed_bytes" if loading else "saved_bytes", moved * nbytes)
+        stats, nbytes = outcome.stats, piece.batch.object_nbytes
+        verb, done = ("load", "loaded") if loading else ("save", "saved")
+        moved = Counter(self._tier(r) for r in results if r.status is Status.OK and (r.nbytes == nbytes or not loading))
+        for tier, count in moved.items():
+            stats.add(labelled(f"{done}_blocks", tier=tier), count)
+            stats.add(labelled(f"{done}_bytes", tier=tier), count * nbytes)
         for row, result in zip(piece.rows, results, strict=True):
             good = (result.status is Status.OK and result.nbytes == nbytes) if loading else result.stored
             if good:
                 if result.status is Status.EXISTS:
                     stats.add("known_blocks")
                 continue
-            bad[(piece.part.group, piece.part.hashes[row])] = piece.part.block_ids[row]
+            name = (piece.part.group, piece.part.hashes[row])
+            bad[name] = piece.part.block_ids[row]
+            if loading and result.status is Status.MISSING:
+                outcome.gone.append(name)
             codes[str(result.code if result.code is not None else result.status.value)] += 1
-            stats.add(f"{verb}_failures/reason={result.status.value}")
+            stats.add(labelled(f"{verb}_failures", reason=result.status.value))

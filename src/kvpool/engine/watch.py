@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from vllm.logger import init_logger
+
+from kvpool.engine.stats import GAUGE, SEEN, split_name
 
 logger = init_logger("vllm.kvpool")
 
@@ -35,10 +39,10 @@ class Watch:
         self._unknown = 0
         self._alarmed = alarm_after <= 0
 
-    def add(self, counters: Mapping[str, float]) -> None:
+    def add(self, counters: Mapping[str, Any]) -> None:
         """Add what a side has counted since it last told."""
         for name, amount in counters.items():
-            if not name.startswith("gauge:"):
+            if not name.startswith((GAUGE, SEEN)):
                 self._window[name] = self._window.get(name, 0) + amount
         self._lookups += int(counters.get("lookups", 0))
         self._unknown += int(counters.get("misses/reason=unknown", 0) + counters.get("misses/reason=timeout", 0))
@@ -56,23 +60,36 @@ class Watch:
             return
         window, seconds = self._window, now - self._since
         self._window, self._since = {}, now
-        if not window:
-            return
-        get = window.get
-        queried = get("queried_tokens", 0)
-        logger.info(
-            "kvpool: last %.0f s: %d lookups, %d with a hit, %.1f %% of %d tokens asked for; loaded %.1f MB, saved %.1f MB "
-            "(%d blocks, %d known already), failed blocks: %d loads, %d saves, dropped %d",
-            seconds,
-            get("lookups", 0),
-            get("hits", 0),
-            100 * get("hit_tokens", 0) / queried if queried else 0.0,
-            queried,
-            get("loaded_bytes", 0) / 1e6,
-            get("saved_bytes", 0) / 1e6,
-            get("saved_blocks", 0),
-            get("known_blocks", 0),
-            sum(v for k, v in window.items() if k.startswith("load_failures")),
-            sum(v for k, v in window.items() if k.startswith("save_failures")),
-            get("dropped_blocks", 0),
-        )
+        if window:
+            logger.info("kvpool: last %.0f s: %s", seconds, summary(window))
+
+
+def summary(window: Mapping[str, float]) -> str:
+    """One line, however much has happened: hits, the reasons of misses, what moved by tier, and what went wrong."""
+    totals: dict[str, float] = defaultdict(float)
+    by_label: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name, amount in window.items():
+        base, labels = split_name(name)
+        totals[base] += amount
+        for value in labels.values():
+            by_label[base][value] += amount
+    queried = totals["queried_tokens"]
+
+    def shares(base: str, unit: float = 1.0) -> str:
+        parts = [f"{value} {amount / unit:.{1 if unit > 1 else 0}f}" for value, amount in _largest(by_label[base]) if amount]
+        return f" ({', '.join(parts)})" if parts else ""
+
+    return (
+        f"{totals['lookups']:.0f} lookups, {totals['hits']:.0f} with a hit, {totals['misses']:.0f} without{shares('misses')}; "
+        f"{100 * totals['hit_tokens'] / queried if queried else 0.0:.1f} % of {queried:.0f} tokens asked for were there; loaded "
+        f"{totals['loaded_tokens']:.0f} tokens{shares('loaded_tokens')}, {totals['loaded_bytes'] / 1e6:.1f} MB"
+        f"{shares('loaded_bytes', 1e6)}; saved {totals['saved_bytes'] / 1e6:.1f} MB ({totals['saved_blocks']:.0f} blocks, "
+        f"{totals['known_blocks']:.0f} known already); failed blocks: {totals['load_failures']:.0f} loads"
+        f"{shares('load_failures')}, {totals['save_failures']:.0f} saves{shares('save_failures')}; "
+        f"dropped {totals['dropped_blocks']:.0f}{shares('dropped_blocks')}; "
+        f"evicted {totals['store_evicted_objects']:.0f}{shares('store_evicted_objects')}"
+    )
+
+
+def _largest(amounts: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(amounts.items(), key=lambda item: -item[1])

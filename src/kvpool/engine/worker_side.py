@@ -13,13 +13,14 @@ from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.jobs import Job, JobReport, LoadJob, SaveJob, block_names
 from kvpool.devices import Device, Event
 from kvpool.engine.cache_layout import WorkerLayout, describe_caches, rank_name
+from kvpool.engine.log_gate import LogGate
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
 from kvpool.engine.runs import GRACE_S, JobRun
 from kvpool.engine.setup import EngineSetup, host_identity, open_store, pool_address
-from kvpool.engine.stats import PoolStats
+from kvpool.engine.stats import PoolStats, labelled
 from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.engine.transfers import Outcome, Transfers
-from kvpool.stores.base import Handle, Store
+from kvpool.stores.base import Handle, Health, Store
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,9 @@ class WorkerSide:
         self._lingering: list[tuple[Job, list[Handle]]] = []
         self._echoes: dict[int, int] = {}
         self._met = False
-        self._told_down = False
+        self._told_down = (False, False)  # loads, saves
+        self._told_gauges: dict[str, float] = {}
+        self._log = LogGate()
         self._asleep = False
 
     # ---- set-up -------------------------------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ class WorkerSide:
         for job in meta.saves:
             if self._asleep or not self._save_breaker.allow():
                 self._report(job, JobReport(1, unsaved=block_names(job.parts)))
-                self._count("dropped_blocks", job.num_blocks)
+                self._count(labelled("dropped_blocks", reason="asleep" if self._asleep else "breaker_open"), job.num_blocks)
             else:
                 self._submit(self._savers, job, written)
 
@@ -143,7 +146,9 @@ class WorkerSide:
                 written.wait()
             return self._transfers.load(job) if isinstance(job, LoadJob) else self._transfers.save(job)
         except Exception:
-            logger.exception("kvpool: job %d of request %s failed", job.job_id, job.request_id)
+            more = self._log.ask("failed")
+            if more is not None:
+                logger.exception("kvpool: job %d of request %s failed%s", job.job_id, job.request_id, more)
             return _all_failed(job)
 
     # ---- how jobs end -------------------------------------------------------------------------------------------------------
@@ -162,7 +167,9 @@ class WorkerSide:
     def _give_up(self, run: JobRun | None) -> None:
         """The job is overdue: it has failed. Its blocks stay pinned if a thread is still at it."""
         if run is not None and run.conclude():
-            logger.error("kvpool: job %d of request %s is overdue and given up", run.job.job_id, run.job.request_id)
+            more = self._log.ask("overdue")
+            if more is not None:
+                logger.error("kvpool: job %d of request %s is overdue and given up%s", run.job.job_id, run.job.request_id, more)
             self._feed(self._breaker_of(run.job), failed=True)  # also for one that never began: the store keeps all threads
             self._conclude(run.job, _all_failed(run.job), free=not run.begun)
 
@@ -173,7 +180,8 @@ class WorkerSide:
             self._feed(self._breaker_of(job), trouble)
         names = [name for name, _ in outcome.failed]
         # The report comes first: the scheduler must know the failed blocks before the request asks again.
-        self._report(job, JobReport(failed=names) if isinstance(job, LoadJob) else JobReport(unsaved=names))
+        loading = isinstance(job, LoadJob)
+        self._report(job, JobReport(failed=names, gone=outcome.gone) if loading else JobReport(unsaved=names))
         if free:
             self._release(job, outcome.running)
         with self._lock:
@@ -233,33 +241,48 @@ class WorkerSide:
         with self._lock:
             jobs, self._reports = self._reports, {}
         sick = [b for b in (self._load_breaker, self._save_breaker) if b.state is not BreakerState.CLOSED]
-        down = bool(sick)
+        down = (self._load_breaker in sick, self._save_breaker in sick)
         for breaker in sick:
             if not self._loaders.backlog() and breaker.allow():
                 self._loaders.submit(lambda breaker=breaker: self._probe(breaker))  # type: ignore[misc]
         greeting = [self._info] if self._info is not None and not self._met else []
         changed, self._told_down = down != self._told_down, down
         echoes, self._echoes = self._echoes, {}
-        if not (jobs or greeting or down or changed or echoes):
+        if not (jobs or greeting or sick or changed or echoes):
             return None
-        return WorkerReport(jobs, greeting, down, echoes)
+        return WorkerReport(jobs, greeting, down[0], echoes, saves_down=down[1])
 
     def _probe(self, breaker: Breaker) -> None:
         """While the store is bypassed: see whether it is well again."""
         try:
-            well = self._store is not None and self._store.health().ok
+            health = self._store.health() if self._store is not None else Health(False)
+            well = health.ok or (health.readable and breaker is self._load_breaker)
         except Exception:  # noqa: BLE001 - a store that raises here is not well
             well = False
         self._feed(breaker, not well)
 
     def take_stats(self) -> PoolStats | None:
+        """What has been counted since the last call; gauges that are not 0, or have just become so.
+
+        Over ranks the largest value of a gauge counts, so a 0 that was told before need not be told again.
+        """
+        gauges = self._gauges()
+        told, self._told_gauges = self._told_gauges, gauges
         with self._lock:
-            if self._stats.is_empty():
-                return None
             taken, self._stats = self._stats, PoolStats()
-        taken.gauge("queued_jobs", self._loaders.backlog() + self._savers.backlog())
-        taken.gauge("breaker_state", max(int(self._load_breaker.state), int(self._save_breaker.state)))
-        return taken
+        for name, value in gauges.items():
+            if value or told.get(name) != value or not taken.is_empty():
+                taken.gauge(name, value)
+        return None if taken.is_empty() else taken
+
+    def _gauges(self) -> dict[str, float]:
+        kinds = (("load", self._loaders, self._load_breaker), ("save", self._savers, self._save_breaker))
+        found: dict[str, float] = {}
+        for kind, threads, breaker in kinds:
+            found[labelled("queued_jobs", kind=kind)] = threads.backlog()
+            found[labelled("oldest_job_seconds", kind=kind)] = round(threads.oldest(), 3)
+            found[labelled("breaker_state", kind=kind)] = int(breaker.state)
+        return found
 
     def _reap(self) -> None:
         """Report the jobs whose lingering calls have returned at last."""

@@ -74,7 +74,8 @@ class Hit(NamedTuple):
 class Absent(enum.Enum):
     """Why a lookup has no object to offer. UNKNOWN (the store could not say) is treated as a miss but never reported as one.
 
-    EVICTED is a MISS of which the store remembers that it once held the object; a store without such a memory never says it."""
+    EVICTED is a MISS of which the store remembers that it once held the object; a store without such a memory never says it, and
+    one with it need say it only of the first missing key of a call."""
 
     MISS = "miss"
     EVICTED = "evicted"
@@ -171,8 +172,11 @@ class Capabilities:
 
 
 class Health(NamedTuple):
+    """Not ``ok`` says why; ``readable``: it is not well, but what it holds can be read."""
+
     ok: bool
     text: str = ""
+    readable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

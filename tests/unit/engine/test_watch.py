@@ -63,17 +63,23 @@ def test_zero_is_off(scene):
 
 def test_a_summary_a_minute_where_there_was_something_to_do(scene):
     one = scene(0)
-    one.watch.add({"lookups": 4, "hits": 1, "queried_tokens": 1000, "hit_tokens": 250})
+    one.watch.add({"lookups": 4, "hits": 1, "misses/reason=absent": 3, "queried_tokens": 1000, "hit_tokens": 250})
     one.watch.add({"saved_bytes": 2_000_000, "saved_blocks": 3, "save_failures/reason=no_space": 2, "gauge:pinned_blocks": 9})
     assert one.infos == []
     one.now += 60
     one.watch.add({"loaded_bytes": 1_500_000, "load_failures/reason=missing": 1, "load_failures/reason=fatal": 1})
     (line,) = one.infos
-    for part in ("4 lookups, 1 with a hit, 25.0 % of 1000 tokens", "loaded 1.5 MB, saved 2.0 MB (3 blocks", "2 loads, 2 saves"):
+    for part in (
+        "4 lookups, 1 with a hit, 3 without (absent 3)",
+        "; 25.0 % of 1000 tokens",
+        ", 1.5 MB",
+        "(3 blocks",
+        "2 loads (missing 1, fatal 1), 2 saves (no_space 2)",
+    ):
         assert part in line
     one.now += 60
     one.watch.add({})
     assert len(one.infos) == 1, "nothing happened in this minute"
     one.now += 60
     one.watch.add({"lookups": 1})
-    assert "1 lookups, 0 with a hit, 0.0 %" in one.infos[1]
+    assert "1 lookups, 0 with a hit, 0 without; 0.0 %" in one.infos[1]

@@ -36,18 +36,20 @@ def small_index(monkeypatch):
 
 @pytest.fixture
 def reader(pool_root, small_index):
-    """A process inside a read transaction."""
+    """A process inside a read; before that it put an object full of 3."""
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
         "from kvpool.stores.local import index\n"
         f"index.map_size_for = lambda units: {MAP}\n"
-        "from tests.unit.stores.helpers import opened\n"
+        "from tests.unit.stores.helpers import key, opened, put\n"
         f"store = opened(Path(sys.argv[1]), {SIZE})\n"
-        "with store._pool.environment.env.begin() as txn:\n"
+        "put(store, [key('kept')], fill=3)\n"
+        "def stay(txn):\n"
         "    txn.get(b'x')\n"
         "    print('inside', flush=True)\n"
         "    time.sleep(600)\n"
+        "store._pool.read(stay)\n"
     )
     root = Path(__file__).parents[3]
     run = subprocess.Popen([sys.executable, "-c", script, str(pool_root)], cwd=root, stdout=subprocess.PIPE, text=True)
@@ -68,9 +70,11 @@ def churn(store, turns: int) -> list[Status]:
     return list(dict.fromkeys(found))
 
 
-def test_a_reader_that_was_killed_does_not_fill_the_index(pool_root, reader):
+def test_a_reader_that_was_killed_holds_nobody_up(pool_root, reader):
     store = opened(pool_root, SIZE)
-    churn(store, 2)
+    assert (
+        put(store, [key(i) for i in range(2)], deadline_s=0.2) == put(store, [key(0)], deadline_s=0.2) * 2 == [Status.TRANSIENT] * 2
+    )
     reader.kill()
     reader.wait()
     assert churn(store, 300) == [Status.OK]
@@ -78,38 +82,73 @@ def test_a_reader_that_was_killed_does_not_fill_the_index(pool_root, reader):
     store.close()
 
 
-def test_an_index_that_is_full_says_so_and_recovers(pool_root, reader):
-    store = opened(pool_root, SIZE)
+def test_an_index_that_is_full_says_so_and_recovers(pool_root, small_index):
+    store = opened(pool_root, 4096 * GRANULE)
     put(store, [key("kept")], fill=3)
-    reader.send_signal(signal.SIGSTOP)
-    assert Status.NO_SPACE in churn(store, 300)
-    memory = np.ones((1, GRANULE), dtype=np.uint8)
-    result = store.put(batch([key("new")], memory), 5.0).results()[0]
-    assert result.status is Status.NO_SPACE
-    assert "the index is full" in result.text
-    assert not store.health().ok
-    assert "the index is full" in store.health().text
+    long = "x" * 200
+    statuses = {put(store, [key(f"{long}{start + i}") for i in range(64)])[-1] for start in range(0, 4000, 64)}
+    assert statuses == {Status.OK, Status.NO_SPACE}
+    memory = np.ones((512, GRANULE), dtype=np.uint8)
+    result = store.put(batch([key(f"{long}{i}") for i in range(5000, 5512)], memory), 5.0).results()[-1]
+    assert (result.status, "the index is full" in result.text) == (Status.NO_SPACE, True)
     assert get(store, [key("kept")]) == [3]
-    reader.kill()
-    reader.wait()
-    assert store.health().ok
+    while store.clear(b""):
+        pass
+    assert store.list() == []
     assert put(store, [key("new")]) == [Status.OK]
     assert store.verify() == []
     store.close()
 
 
-def test_dead_readers_are_looked_for_now_and_then(pool_root, reader, monkeypatch):
-    """Also without a client file that tells: the reader joined and died unseen, and nothing is ever evicted."""
-    monkeypatch.setattr("kvpool.stores.local.writer._CHECK_EVERY", 5)
+def test_a_reader_that_stopped_holds_writers_up_and_the_index_does_not_grow(pool_root, reader):
     store = opened(pool_root, SIZE)
-    env = store._pool.environment.env
-    assert str(reader.pid) in env.readers()
+    size = (pool_root / "unit" / "index" / "data.mdb").stat().st_size
+    reader.send_signal(signal.SIGSTOP)
+    statuses, before = [], time.monotonic()
+    for turn in range(8):
+        statuses += put(store, [key(turn)], deadline_s=0.2)
+    assert time.monotonic() - before < 4
+    assert set(statuses[-4:]) == {Status.TRANSIENT}
+    memory = np.ones((1, GRANULE), dtype=np.uint8)
+    assert "stopped inside a read" in store.put(batch([key("new")], memory), 0.2).results()[0].text
+    assert get(store, [key("kept")]) == [3]
+    assert store.health().ok
+    assert (pool_root / "unit" / "index" / "data.mdb").stat().st_size <= size + (64 << 10)
     reader.kill()
     reader.wait()
-    store._pool.peers.on_gone = lambda: None
-    for turn in range(6):
-        put(store, [key(turn)])
-    assert str(reader.pid) not in env.readers()
+    assert put(store, [key("new")]) == [Status.OK]
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_store_closes_in_time_while_a_reader_is_stopped(pool_root, reader):
+    store = opened(pool_root, SIZE)
+    store.reserve(3, GRANULE, 0.1)
+    churned = [put(store, [key(turn)], deadline_s=0.1) for turn in range(6)]
+    assert churned[-1] == [Status.TRANSIENT]
+    before = time.monotonic()
+    store.close()
+    assert time.monotonic() - before < 5
+    reader.kill()
+    reader.wait()
+    store = opened(pool_root, SIZE)
+    assert store.stats().writing == 0
+    store.close()
+
+
+def test_an_index_without_room_for_anything_is_not_well(pool_root, monkeypatch):
+    from kvpool.stores.local.records import Records
+
+    def flush(self):
+        raise lmdb.MapFullError("full")
+
+    store = opened(pool_root, SIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "flush", flush)
+        assert put(store, [key("a")]) == [Status.NO_SPACE]
+        assert not store.health().ok
+        assert "the index is full" in store.health().text
+    assert store.health().ok
     store.close()
 
 
@@ -210,7 +249,7 @@ def test_a_piece_that_failed_can_be_written_again(pool_root):
     store.close()
 
 
-def test_read_transactions_of_a_process_do_not_overlap(pool_root):
+def test_reads_of_a_process_do_not_wait_for_each_other(pool_root):
     one, other = opened(pool_root, SIZE), opened(pool_root, SIZE)
     put(one, [key("a")])
     inside, go = threading.Event(), threading.Event()
@@ -222,13 +261,9 @@ def test_read_transactions_of_a_process_do_not_overlap(pool_root):
     first = threading.Thread(target=one._pool.read, args=(slow,))
     first.start()
     assert inside.wait(10)
-    second = threading.Thread(target=other.exists, args=([key("a")],))
-    second.start()
-    second.join(0.2)
-    assert second.is_alive()
+    assert has(one, [key("a")]) == has(other, [key("a")]) == [True]
     go.set()
-    first.join()
-    second.join(10)
+    first.join(10)
     one.close()
     other.close()
 
@@ -239,11 +274,11 @@ def test_stats_looks_at_leases_outside_its_transaction(pool_root, monkeypatch):
     real = clients.Peers.stamps
 
     def stamps(self, units):
-        assert not store._pool.environment.reading.locked()
+        assert not (store._pool.readers._slots != 0).any()
         return real(self, units)
 
     monkeypatch.setattr(clients.Peers, "stamps", stamps)
-    with store._pool.environment.env.begin(write=True):  # none is needed
+    with store._pool.write_lock.held():  # it is not needed
         assert store.stats().objects == 1
     store.close()
 
@@ -251,7 +286,7 @@ def test_stats_looks_at_leases_outside_its_transaction(pool_root, monkeypatch):
 def test_verify_needs_no_write_lock(pool_root):
     store = opened(pool_root, SIZE)
     put(store, [key("a")])
-    with store._pool.environment.env.begin(write=True):
+    with store._pool.write_lock.held():
         before = time.monotonic()
         assert store.verify() == []
         assert time.monotonic() - before < 5
@@ -280,3 +315,41 @@ def test_a_pool_above_the_memory_limit_warns_once(pool_root, monkeypatch, caplog
     caplog.clear()
     opened(pool_root, SIZE).close()
     assert "memory limit" not in caplog.text
+
+
+@pytest.mark.parametrize("slice_s", [0.0, 1.0])
+def test_long_lists_and_lookups_are_cut_into_short_reads(pool_root, monkeypatch, slice_s):
+    from kvpool.stores.local import gauges, pool
+
+    store = opened(pool_root, 1024 * GRANULE)
+    keys = [key(f"{number:05d}") for number in range(700)]
+    put(store, [*keys, key("other", 0, "zz")])
+    store.remove(keys[100:200])
+    monkeypatch.setattr(gauges, "_LIST_S", slice_s)
+    monkeypatch.setattr(pool, "_SNAPSHOT_S", slice_s)
+    reads, real = [], store._pool.readers.read
+    monkeypatch.setattr(store._pool.readers, "read", lambda *args: reads.append(1) or real(*args))
+    kept = keys[:100] + keys[200:]
+    assert store.list(b"v1:ns:") == kept
+    assert len(reads) == (10 if slice_s == 0 else 1)
+    reads.clear()
+    assert has(store, keys) == [name in kept for name in keys]
+    assert len(reads) == (11 if slice_s == 0 else 1)
+    store.close()
+
+
+def test_verify_holds_no_writer_up(pool_root, monkeypatch):
+    from kvpool.stores.local import gauges
+
+    store = opened(pool_root, SIZE)
+    put(store, [key("a")])
+    real = gauges._Check.run
+
+    def run(self, records):
+        assert put(store, [key(number) for number in range(8)], deadline_s=5.0) == [Status.OK] * 8
+        assert records.count("objects") == 1
+        return real(self, records)
+
+    monkeypatch.setattr(gauges._Check, "run", run)
+    assert store.verify() == []
+    store.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.stores.helpers import GRANULE, get, has, key, opened, put
 
 from kvpool.stores import build_store
 from kvpool.stores.base import Status
-from kvpool.stores.local import LocalStore
+from kvpool.stores.local import LocalStore, pool_dir
 
 SIZE = 64 * GRANULE
 
@@ -42,7 +43,7 @@ def test_joining_what_is_not_there(pool_root):
     assert list(pool_root.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["{", '{"format": 1}', '{"format": 1, "dram_bytes": 4096, "chunk_bytes": 0}', "[]", ""])
+@pytest.mark.parametrize("damage", ["{", '{"format": 2}', '{"format": 2, "dram_bytes": 4096, "chunk_bytes": 0}', "[]", ""])
 def test_damaged_meta_says_what_to_do(pool_root, damage):
     opened(pool_root, SIZE).close()
     (pool_root / "unit" / "meta").write_text(damage)
@@ -56,6 +57,24 @@ def test_another_format_says_what_to_do(pool_root):
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 99}))
     with pytest.raises(ValueError, match=r"format 99.*delete the directory"):
         opened(pool_root, SIZE)
+
+
+def test_a_pool_of_an_older_format_is_emptied_unless_it_is_in_use(pool_root, caplog):
+    store = opened(pool_root, SIZE)
+    put(store, [key("a")], fill=5)
+    meta = pool_root / "unit" / "meta"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 1}))
+    (pool_root / "unit" / "index" / "lock.mdb").touch()
+    with pytest.raises(OSError, match=r"in use by processes of another version.*format 1, this one of format 2"):
+        opened(pool_root, SIZE)
+    assert get(store, [key("a")]) == [5]
+    store.close()
+    store = opened(pool_root, SIZE)
+    assert has(store, [key("a")]) == [False]
+    assert "older version of kvpool: emptied" in caplog.text
+    assert not (pool_root / "unit" / "index" / "lock.mdb").exists()
+    assert json.loads(meta.read_text())["format"] == 2
+    store.close()
 
 
 def test_a_pool_from_before_a_reboot_is_emptied(pool_root, caplog):
@@ -249,3 +268,27 @@ def test_too_many_open_files_is_one_line(pool_root):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     opened(pool_root, SIZE).close()
     assert len(os.listdir("/proc/self/fd")) <= used + 1
+
+
+def test_a_directory_that_goes_while_it_is_opened_is_made_again(pool_root, monkeypatch):
+    """The last user of a pool removes it between the mkdir and the open of one that joins."""
+    real, gone = pool_dir.open_dir, []
+
+    def vanishing(path, **more):
+        if path.name == "unit" and not gone:
+            gone.append(path)
+            raise FileNotFoundError(2, "gone")
+        return real(path, **more)
+
+    monkeypatch.setattr(pool_dir, "open_dir", vanishing)
+    store = opened(pool_root, SIZE)
+    assert gone
+    assert put(store, [key(1)]) == [Status.OK]
+    store.close()
+
+
+def test_a_root_that_cannot_be_made_is_an_error_at_once(pool_root):
+    before = time.monotonic()
+    with pytest.raises(FileNotFoundError, match="there is no pool"):
+        opened(pool_root / "no" / "such", SIZE)
+    assert time.monotonic() - before < 5

@@ -107,7 +107,7 @@ def test_holds_on_one_slot_end_one_by_one(joined):
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(1, 4)), max_size=40))
 def test_stamp_is_the_latest_hold(moves):
     table = object.__new__(Leases)
-    table._lock, table._holds, table._purge_at = threading.Lock(), {}, 4096
+    table._lock, table._holds, table._purge_at, table.drops = threading.Lock(), {}, 4096, 0
     table._stamps, table._has_memory = np.zeros(8, dtype=np.int64), {0}
     model: dict[int, list[int]] = {}
     for hold, unit, until in moves:

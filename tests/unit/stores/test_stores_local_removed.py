@@ -44,7 +44,7 @@ def test_pins_hold_when_the_pool_is_removed_while_in_use(two, pool_root, wiped):
         for path in (pool_root / "unit" / "clients").iterdir():
             path.unlink()
     for store in two:
-        assert store.health() == (False, "the pool was removed while in use")
+        assert store.health() == (False, "the pool was removed while in use: it can be read, not written", True)
         for i in range(4, 12):
             assert put(store, [key(i)], fill=9) == [Status.FATAL]
     memory = np.ones((1, GRANULE), dtype=np.uint8)

@@ -182,7 +182,7 @@ def test_bc_116_gauges_stay_within_bounds(pool_root):
 
 def blocked(store: LocalStore):
     """As if another process were stopped inside a write transaction."""
-    return store._pool.environment.env.begin(write=True)
+    return store._pool.write_lock.held()
 
 
 def test_bc_112_overdue_put_leaves_nothing_behind(pool_root):

@@ -172,7 +172,7 @@ def test_opening_blocks_no_other_call(pool_root):
         time.sleep(0.1)
         before = time.monotonic()
         assert waiting.exists([key("a")]) == [UNKNOWN]
-        assert waiting.health() == (False, "the store is closed")
+        assert waiting.health() == (False, "the store is closed", False)
         assert time.monotonic() - before < 1
     for thread in threads:
         thread.join(20)

@@ -4,8 +4,9 @@ order."""
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpool.stores.local.arena import Arena, Stamps
 from kvpool.stores.local.eviction import Evictor
@@ -15,6 +16,8 @@ from kvpool.stores.local.slabs import Slab
 from kvpool.stores.local.writer import Again
 
 _BATCH_SHARE = 64  # evict at least 1/64 of a class at once
+_GROW_AGAIN_S = 60.0
+_BARREN_S = 0.05
 
 
 @dataclass(slots=True)
@@ -26,6 +29,9 @@ class Allocator:
     stamps: Stamps
     evictor: Evictor
     on_new_slab: Callable[[Slab], None]
+    drops: Callable[[], int] = lambda: 0  # slots that this client has let go of
+    # Classes for which nothing could go, until when, and at which state of things: a look at all that is held is long.
+    _barren: dict[int, tuple[float, tuple[object, ...]]] = field(default_factory=dict)
 
     def has(self, records: Records, slot_bytes: int, count: int) -> int:
         """Slots of a class that could be taken now, counted up to ``count``."""
@@ -53,10 +59,18 @@ class Allocator:
         if chunks == 0 or rounds <= 0:
             return None
         first = records.slabs.free_run(chunks, self.limit(records))
+        if first is None and self.may_grow(records):
+            first = records.slabs.free_run(chunks, self.geometry.chunks)
         if first is not None:
             return self.new_slab(records, slot_bytes, first, chunks)
-        if self.evict_or_take_over(records, slot_bytes, chunks, missing):
-            return Again()
+        counts = [records.count(table) for table in ("ready", "reserved", "limbo", "free", "slabs")]
+        state = (self.drops(), self.evictor.peers.living(), *counts)
+        barren = self._barren if self.evictor.expendable is None else {}  # where only some may go, that says nothing of others
+        until, then = barren.get(slot_bytes, (0.0, ()))
+        if time.monotonic() >= until or state != then:
+            if self.evict_or_take_over(records, slot_bytes, chunks, missing):
+                return Again()
+            barren[slot_bytes] = (time.monotonic() + _BARREN_S, state)
         return Again() if freed else None
 
     def new_slab(self, records: Records, slot_bytes: int, first: int, chunks: int) -> Again:
@@ -66,18 +80,29 @@ class Allocator:
             if got is None:
                 return Again(lambda: self._ensure(first, chunks))
             if got < chunks:
-                records.set_counter(b"limit", first + got + 1)
-                return Again()
+                return self._shrink(records, first + got)
         slots = self.geometry.slots_per_slab(slot_bytes)
         try:
             self.stamps.prepare(first * self.geometry.units_per_chunk, slots)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            records.set_counter(b"limit", first + 1)
-            return Again()
+            return self._shrink(records, first)
+        if first + chunks > self.limit(records):
+            records.set_counter(b"limit", first + chunks + 1)
         records.add_slab(first, chunks, slot_bytes, slots)
         self.on_new_slab(Slab(first, chunks, slot_bytes, slots, False))
+        return Again()
+
+    def may_grow(self, records: Records) -> bool:
+        """Has the pool shrunk so long ago that it is time to ask the filesystem again?"""
+        due = records.counter(b"shrunk") + int(_GROW_AGAIN_S * 1e9) < time.monotonic_ns()
+        return due and self.limit(records) < self.geometry.chunks
+
+    def _shrink(self, records: Records, chunk: int) -> Again:
+        """There is no memory for a chunk now."""
+        records.set_counter(b"limit", chunk + 1)
+        records.set_counter(b"shrunk", time.monotonic_ns())
         return Again()
 
     def _ensure(self, first: int, chunks: int) -> None:

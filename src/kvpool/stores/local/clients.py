@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -81,18 +80,14 @@ def any_alive(directory: int) -> bool:
 
 
 class Peers:
-    """The clients of a pool as seen by one of them. Used by its writer thread only, except ``removed`` and ``count``.
-
-    ``on_gone`` is called when ``refresh`` sees that a client is gone."""
+    """The clients of a pool as seen by one of them. Used by its writer thread only, except ``removed`` and ``count``."""
 
     def __init__(self, directory: int, me: int) -> None:
         self._directory = directory
         self._me = me
         self._fds: dict[int, int] = {}
         self._living: list[int] = []
-        self._dead: set[int] = set()
         self._removed = False
-        self.on_gone: Callable[[], object] = lambda: None
 
     def close(self) -> None:
         for fd in self._fds.values():
@@ -158,11 +153,12 @@ class Peers:
         living = [client for client in known if self.alive(client)]
         for client in known - set(listed) - set(living):
             os.close(self._fds.pop(client))
-        dead = set(listed) - set(living)
-        if set(self._living) - set(living) or dead - self._dead:
-            self.on_gone()
-        self._living, self._dead = living, dead
+        self._living = living
         return living
+
+    def living(self) -> frozenset[int]:
+        """As of the last ``refresh``."""
+        return frozenset(self._living)
 
     def bury(self) -> int:
         """Remove the files of the dead; how many. Only under the pool's lock, after their reservations were taken back."""

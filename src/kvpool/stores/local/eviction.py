@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvpool.stores.local.arena import FREE_STAMP, Stamps
 from kvpool.stores.local.clients import Peers
 from kvpool.stores.local.fence import Fence
+from kvpool.stores.local.ghosts import Ghosts
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.slabs import Slab
 
@@ -28,6 +29,7 @@ class Evictor:
     stamps: Stamps
     peers: Peers
     fence: Fence
+    ghosts: Ghosts
     expendable: Callable[[Units], NDArray[np.bool_]] | None = None  # set: only these may go
     on_evicted: Callable[[Records, Evicted], None] | None = None  # told of each block, inside the transaction
 
@@ -96,7 +98,7 @@ class Evictor:
             look = min(look, len(units))
             candidates = self.coldest(units, look)[done:]
             gone += self._evict_blocks(records, candidates, count - gone, slot_bytes)
-            done, look = look, look * 4
+            done, look = look, look * 16 if done == 0 else len(units)
         return gone
 
     def _evict_blocks(self, records: Records, candidates: Units, count: int, slot_bytes: int) -> int:
@@ -118,6 +120,7 @@ class Evictor:
         gone = 0
         for shard, (unit, _, nbytes, generation) in shards:
             records.retract(shard, unit, nbytes, generation, revivable=True)
+            self.ghosts.add(shard)
             gone += records.slabs.of_unit(unit).slot_bytes == slot_bytes
         records.add(b"evicted", len(shards))
         if self.on_evicted is not None:

@@ -8,7 +8,10 @@ argument).
 The fence is membarrier(2), MEMBARRIER_CMD_GLOBAL_EXPEDITED: when it returns, every running thread of every process that
 registered has passed a full barrier, and so has the caller; no assumption is made about the processor or about what numpy and
 LMDB compile to. Where the kernel lacks it, a locked instruction (taking a lock) is a full fence on x86-64; elsewhere the pool
-refuses to open."""
+refuses to open.
+
+One side may do without where the other one calls membarrier: it acts for both. ``reader_fence`` is for such a cheap side. On x86-64
+it is the locked instruction all the same, for the other side may be a process whose kernel filter forbids membarrier."""
 
 from __future__ import annotations
 
@@ -67,3 +70,12 @@ def make_fence(machine: str | None = None) -> Fence:
     if machine == "x86_64":
         return _locked_instruction()
     raise OSError(errno.ENOSYS, f"the local store needs membarrier(2), which this kernel lacks on {machine}")
+
+
+def reader_fence(machine: str | None = None) -> Fence:
+    """The cheap side of a pair whose other side calls ``make_fence()``'s. It orders a store with the loads after it."""
+    return _locked_instruction() if (machine or platform.machine()) == "x86_64" else _nothing
+
+
+def _nothing() -> None:
+    """Every process of the pool has membarrier, or ``make_fence`` had refused."""

@@ -18,19 +18,32 @@ from kvpool.stores.local.records import Records
 from kvpool.stores.local.writer import Overdue
 
 _PROBE_S = 0.2
+_LIST_S = 2e-3  # in one snapshot
 
 
-def keys_with(txn: LmdbTransaction, prefix: bytes) -> list[bytes]:
-    """The object keys that start with ``prefix``; ``txn`` reads the objects table."""
-    cursor = txn.cursor()
+def list_keys(pool: Pool, prefix: bytes) -> list[bytes]:
+    """The object keys that start with ``prefix``. Many of them: not all from one snapshot."""
     found: list[bytes] = []
-    if cursor.set_range(prefix) if prefix else cursor.first():
-        for key in cursor.iternext(keys=True, values=False):
-            if not key.startswith(prefix):
-                break
-            if len(key) <= MAX_KEY:  # longer ones are names of tables
-                found.append(bytes(key))
+    start: bytes | None = prefix
+    while start is not None:
+        start = pool.read(lambda txn, start=start: _some_keys(txn, prefix, start, found))  # type: ignore[misc]
     return found
+
+
+def _some_keys(txn: LmdbTransaction, prefix: bytes, start: bytes, found: list[bytes]) -> bytes | None:
+    """Append the keys from ``start`` on; where to go on, None at the end."""
+    cursor = txn.cursor()
+    if not (cursor.set_range(start) if start else cursor.first()):
+        return None
+    end = time.monotonic() + _LIST_S
+    for count, key in enumerate(cursor.iternext(keys=True, values=False)):
+        if not key.startswith(prefix):
+            break
+        if count % 64 == 63 and time.monotonic() > end:
+            return bytes(key)
+        if len(key) <= MAX_KEY:  # longer ones are names of tables
+            found.append(bytes(key))
+    return None
 
 
 def entries(records: Records) -> list[tuple[bytes, tuple[int, int, int, int]]]:
@@ -79,13 +92,13 @@ def _held(pool: Pool) -> tuple[int, int]:
 
 def health(pool: Pool) -> Health:
     """Readable, and not without memory."""
-    limit = pool.look(pool.allocator.limit)
+    limit, may_grow = pool.look(lambda records: (pool.allocator.limit(records), pool.allocator.may_grow(records)))
     if pool.peers.removed():
-        return Health(False, str(Removed()))
+        return Health(False, f"{Removed()}: it can be read, not written", readable=True)
     if pool.writer.full and not _has_room(pool):
-        return Health(False, INDEX_FULL)
-    if limit == 0:
-        return Health(False, "the filesystem of the pool has no room for its arena")
+        return Health(False, INDEX_FULL, readable=True)
+    if limit == 0 and not may_grow:
+        return Health(False, "the filesystem of the pool has no room for its arena", readable=True)
     return Health(True)
 
 
@@ -101,7 +114,7 @@ def _has_room(pool: Pool) -> bool:
 
 
 def verify(pool: Pool) -> list[str]:
-    """Findings in one line each. Runs on a snapshot, so it sees one moment, and nobody waits for it."""
+    """Findings in one line each. Runs on a copy of the index, so it sees one moment, and nobody waits for it."""
     try:
         return pool.look(_Check().run, long=True)
     except Overdue:
@@ -186,4 +199,4 @@ class _Check:
                 self.findings.append(f"key {key!r} counts as being written, but no slot is reserved for it")
 
 
-__all__ = ["health", "keys_with", "stats", "verify"]
+__all__ = ["health", "list_keys", "stats", "verify"]

@@ -12,6 +12,8 @@
 | slabs | first chunk | SLAB: chunks, slot bytes, slots, slots ever used, retiring |
 | meta | name | u64 |
 
+It is opened without LMDB's locks: readers.py and write_lock.py stand in for them.
+
 A slot that was ever used stands in exactly one of ready, reserved, limbo, free. Units are big-endian, so tables sort by place.
 """
 
@@ -21,6 +23,8 @@ import errno
 import os
 import struct
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,8 +47,9 @@ LmdbCursor = Any
 
 _NAMED = ("ready", "reserved", "writing", "limbo", "free", "tails", "slabs", "meta")
 NAMED_TABLES = len(_NAMED)
-_MAX_READERS = 1024
 MAX_KEY = 255
+# What readers.py knows of LMDB holds for 0.9; from 3 on the binding has 1.0 too, and a variable of the environment that chooses.
+_LMDB_0_9: dict[str, Any] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 
 @dataclass(slots=True)
@@ -57,10 +62,6 @@ class Environment:
     env: LmdbEnvironment
     objects: LmdbTable
     tables: dict[str, LmdbTable] = field(default_factory=dict)
-    opening: threading.Lock = field(default_factory=threading.Lock)
-    # Held around read transactions: when two overlap, the binding may wait for a mutex of the reader table with the interpreter
-    # lock held, and a process that is stopped while it owns that mutex would freeze this one.
-    reading: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
 
 
@@ -84,13 +85,8 @@ def map_size_for(units: int) -> int:
     return min(max(256 << 20, units * 600), 16 << 30)
 
 
-def lock_file_nbytes() -> int:
-    """How long LMDB makes its lock file; it must have memory before LMDB maps it."""
-    return (_MAX_READERS + 2) * 64 + 4096
-
-
 def acquire(path: Path, map_size: int) -> Environment:
-    """Open the index at ``path``, or share it with another store of this process. OSError with the reason."""
+    """Open the index at ``path``, or share it with another store of this process. Under the pool's lock. OSError with why."""
     info = os.stat(path, follow_symlinks=False)
     identity = (info.st_dev, info.st_ino)
     with _lock:
@@ -116,8 +112,9 @@ def _open_environment(path: Path, identity: tuple[int, int], map_size: int) -> E
             str(path),
             map_size=map_size,
             max_dbs=NAMED_TABLES,
-            max_readers=_MAX_READERS,
             max_spare_txns=16,
+            lock=False,
+            **_LMDB_0_9,
             sync=False,
             metasync=False,
             mode=0o600,
@@ -128,15 +125,8 @@ def _open_environment(path: Path, identity: tuple[int, int], map_size: int) -> E
             raise OSError(
                 errno.EBUSY, f"{path}: opened before this process was forked; start worker processes with 'spawn'"
             ) from None
-        if os.strerror(errno.EAGAIN) in str(error):  # opening locks the byte of the lock file that has our pid for its place
-            raise OSError(
-                errno.EAGAIN,
-                f"{path}: a process of another container (PID namespace) that also has pid {os.getpid()} uses this pool, and LMDB "
-                "tells processes apart by pid: let the containers share a PID namespace, or give each its own pool",
-            ) from None
         raise OSError(errno.EIO, f"{path}: the index cannot be opened ({error})") from None
     try:
-        env.reader_check()
         objects = env.open_db(None)
     except lmdb.Error as error:
         env.close()
@@ -145,17 +135,34 @@ def _open_environment(path: Path, identity: tuple[int, int], map_size: int) -> E
 
 
 def open_tables(environment: Environment) -> None:
-    """Make or open the named tables; called by writer threads, for it takes the write lock: the binding keeps table handles only
-    from a write transaction. Readers need none of them, so a stopped process cannot keep others from joining and reading."""
-    with environment.opening:
-        if not environment.tables:
-            env = environment.env
-            # A transaction of our own: open_db begins one with the interpreter lock held, and would freeze the whole process.
-            with env.begin(write=True) as txn:
-                opened = {name: env.open_db(_name_of(name), txn, dupsort=name == "tails") for name in _NAMED}
-            environment.tables = {"objects": environment.objects, **opened}
+    """Make or open the named tables; called by writer threads that hold the write lock: the binding keeps table handles only from a
+    write transaction. Readers need none of them, so a stopped process cannot keep others from joining and reading."""
+    if not environment.tables:
+        env = environment.env
+        # A transaction of our own: open_db begins one with the interpreter lock held, and would freeze the whole process.
+        with env.begin(write=True) as txn:
+            opened = {name: env.open_db(_name_of(name), txn, dupsort=name == "tails") for name in _NAMED}
+        environment.tables = {"objects": environment.objects, **opened}
 
 
 def _name_of(table: str) -> bytes:
     """Tables are named inside the main table, which is ``objects``: longer than any object key, so never taken for one."""
     return f"kvpool-table-{table}".encode().ljust(MAX_KEY + 10, b".")
+
+
+@contextmanager
+def copied(
+    environment: Environment, read: Callable[[Callable[[LmdbTransaction], None]], None]
+) -> Iterator[tuple[Environment, Any]]:
+    """A private copy of one snapshot, taken inside ``read``, and a transaction on it."""
+    fd = os.memfd_create("kvpool-index", os.MFD_CLOEXEC)
+    try:
+        read(lambda txn: environment.env.copyfd(fd, compact=True, txn=txn))
+        with lmdb.open(f"/proc/self/fd/{fd}", subdir=False, readonly=True, lock=False, max_dbs=NAMED_TABLES) as env:
+            tables = {name: env.open_db(_name_of(name), create=False) for name in _NAMED}
+            copy = Environment(environment.path, (0, 0), os.getpid(), env, env.open_db(None))
+            copy.tables = {"objects": copy.objects, **tables}
+            with env.begin() as txn:
+                yield copy, txn
+    finally:
+        os.close(fd)

@@ -23,7 +23,7 @@ EXISTS = Result(Status.EXISTS)
 BUSY = Result(Status.BUSY)
 MISSING = Result(Status.MISSING)
 NO_SPACE = Result(Status.NO_SPACE)
-INDEX_FULL = "the index is full: its map is too small, or a process stopped inside a read keeps old pages in use"
+INDEX_FULL = "the index is full: its map is too small"
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 
 
@@ -160,6 +160,7 @@ class PublishStep:
             records.cancel(room.unit, reserved)
             return EXISTS
         records.publish(room.unit, reserved, key)
+        self._pool.ghosts.discard(key)
         return OK
 
 
@@ -207,6 +208,7 @@ class RemoveStep:
 
     def _retract(self, records: Records, row: int, key: bytes) -> Result:
         entry = records.entry(key) if key else None
+        self._pool.ghosts.discard(key)
         if entry is None:
             return MISSING
         unit, _, nbytes, generation = entry

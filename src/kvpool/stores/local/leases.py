@@ -37,6 +37,7 @@ class Leases:
         self._has_memory: set[int] = set()
         self._holds: dict[int, list[int]] = {}
         self._purge_at = 4096
+        self.drops = 0  # slots let go of altogether
         self._lock = threading.Lock()
 
     def hold(self, units: Iterable[int], until: int) -> None:
@@ -75,6 +76,7 @@ class Leases:
                 else:
                     stamps[unit] = 0
                     del holds[unit]
+                    self.drops += 1
 
     def _purge(self) -> None:
         """Forget the holds that have run out and that nobody released."""

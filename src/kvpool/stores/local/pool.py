@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -20,13 +20,16 @@ from kvpool.stores.local.arena import Arena, Stamps
 from kvpool.stores.local.eviction import Evictor
 from kvpool.stores.local.fence import Fence, make_fence
 from kvpool.stores.local.geometry import Geometry, geometry_for
+from kvpool.stores.local.ghosts import Ghosts
 from kvpool.stores.local.index import LmdbTransaction
 from kvpool.stores.local.leases import Leases
 from kvpool.stores.local.memory_limit import warn_if_over_limit
-from kvpool.stores.local.pool_dir import PoolDir, boot_id, default_root
+from kvpool.stores.local.pool_dir import FORMAT, PoolDir, boot_id, default_root
 from kvpool.stores.local.prefault import Prefaulter
+from kvpool.stores.local.readers import TABLE_BYTES, Readers
 from kvpool.stores.local.records import Records
 from kvpool.stores.local.slabs import SlabTable
+from kvpool.stores.local.write_lock import WriteLock
 from kvpool.stores.local.writer import Overdue, WriterThread
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ _JOIN_S = 30.0
 _LEAVE_S = 4.0
 _CLEAN_S = 2.0
 _READ_S = 1.0
+_SNAPSHOT_S, _SNAPSHOT_KEYS = 2e-3, 64  # how long a read goes on with one snapshot, looked at after so many keys
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
@@ -53,7 +57,10 @@ def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
         try:
             directory = PoolDir(root, name, create=dram_bytes is not None)
         except FileNotFoundError as error:
-            raise FileNotFoundError(error.errno, f"there is no pool {name!r} in {root or default_root()}") from None
+            base = root or default_root()
+            if dram_bytes is not None and base.is_dir() and time.monotonic() < end:
+                continue  # its last user removed it between our making and our opening it
+            raise FileNotFoundError(error.errno, f"there is no pool {name!r} in {base}") from None
         try:
             with directory.locked(_JOIN_S):
                 return Pool(directory, prepare(directory, dram_bytes))
@@ -69,8 +76,16 @@ def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
 def prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
     """Make the files of a new pool, or check those of an old one; under the pool's lock."""
     meta = directory.read_meta()
+    if meta is not None and meta["format"] != FORMAT:
+        why = f"processes of another version of kvpool, which has pools of format {meta['format']}, this one of format {FORMAT}"
+        _refuse_if_used(directory, f"{why}: stop them, or give each version a pool of its own")
+        logger.warning("pool %s is of an older version of kvpool: emptied", directory.path)
+        directory.wipe(keep_lock=True)
+        meta = None
     if meta is not None and meta.get("boot") != boot_id():
-        _refuse_if_used(directory, str(meta.get("boot")))
+        # Then the host did not restart, only the boot ids differ (containers may have own ones).
+        why = f"processes with boot id {str(meta.get('boot'))!r}, this one has {boot_id()!r}"
+        _refuse_if_used(directory, f"{why}: containers that share a pool must see the same /proc/sys/kernel/random/boot_id")
         logger.warning("pool %s is from before the last restart of this host: emptied", directory.path)
         directory.wipe(keep_lock=True)
         meta = None
@@ -84,20 +99,15 @@ def prepare(directory: PoolDir, dram_bytes: int | None) -> Geometry:
     return Geometry(chunk, size // chunk)
 
 
-def _refuse_if_used(directory: PoolDir, boot: str) -> None:
-    """OSError when a process uses the pool: then the host did not restart, only the boot ids differ (containers may have own
-    ones)."""
+def _refuse_if_used(directory: PoolDir, by: str) -> None:
+    """OSError when a process uses the pool."""
     try:
         fd = os.open("clients", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory.fd)
     except FileNotFoundError:
         return
     try:
         if clients.any_alive(fd):
-            raise OSError(
-                errno.EBUSY,
-                f"pool {directory.path} is in use by processes with boot id {boot!r}, this one has {boot_id()!r}: containers that "
-                "share a pool must see the same /proc/sys/kernel/random/boot_id",
-            )
+            raise OSError(errno.EBUSY, f"pool {directory.path} is in use by {by}")
     finally:
         os.close(fd)
 
@@ -113,11 +123,9 @@ def _create(directory: PoolDir, dram_bytes: int) -> Geometry:
             os.ftruncate(fd, nbytes)
         finally:
             os.close(fd)
-    # LMDB maps its lock file and touches it later: give it its memory before LMDB holds locks on it (closing a descriptor ends
-    # them).
-    fd = directory.open_file("index/lock.mdb", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    fd = directory.open_file("readers", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        os.posix_fallocate(fd, 0, index.lock_file_nbytes())
+        os.posix_fallocate(fd, 0, TABLE_BYTES)
     finally:
         os.close(fd)
     directory.write_meta({"dram_bytes": dram_bytes, "chunk_bytes": geometry.chunk_bytes, "boot": boot_id()})
@@ -144,7 +152,7 @@ class Pool:
             if not hasattr(self, "writer") or self.writer.close(_LEAVE_S):
                 self._opened.close()
             else:
-                os.close(self._client_fd)
+                self._let_go()
             if isinstance(error, lmdb.Error):
                 raise OSError(errno.EIO, f"{directory.path}: the index cannot be opened ({error})") from None
             raise
@@ -167,19 +175,27 @@ class Pool:
         opened.callback(self.arena.close)
         self.stamps = Stamps(directory.open_file("stamps"), geometry)
         opened.callback(self.stamps.close)
+        self.ghosts = Ghosts(directory.open_file, geometry)
+        opened.callback(self.ghosts.close)
         self.prefaulter = Prefaulter(self.arena)
         self.environment = index.acquire(directory.path / "index", index.map_size_for(geometry.units))
         opened.callback(index.release, self.environment)
-        self.peers.on_gone = self.environment.env.reader_check
+        self.readers = Readers(directory.open_file("readers"), directory.open_file("readers"), self.fence)
+        opened.callback(self.readers.close)
+        lock = directory.open_file("index/data.mdb")
+        self.write_lock = WriteLock(lock, self.environment.env, self.readers, self.fence)
+        opened.callback(self.write_lock.close)
 
     def _open_arena(self) -> Arena:
         return Arena(self.directory.open_file("arena"), self.geometry)
 
     def _start(self) -> None:
         self.slabs = SlabTable(self.geometry)
-        self.evictor = Evictor(self.stamps, self.peers, self.fence)
-        self.allocator = Allocator(self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab)
-        self.writer = WriterThread(self.environment, lambda txn: Records(txn, self.environment, self.slabs))
+        self.evictor = Evictor(self.stamps, self.peers, self.fence, self.ghosts)
+        self.allocator = Allocator(
+            self.geometry, self.arena, self.stamps, self.evictor, self.prefaulter.add_slab, lambda: self.leases.drops
+        )
+        self.writer = WriterThread(self.environment, self.write_lock, lambda txn: Records(txn, self.environment, self.slabs))
         _pools.add(self)
         self._clean()
 
@@ -204,38 +220,40 @@ class Pool:
             self.peers.bury()
 
     def read(self, function: Callable[[LmdbTransaction], T]) -> T:
-        """Run ``function`` on a read transaction whose default table is ``objects``."""
-        env = self.environment.env
-        try:
-            with self.environment.reading, env.begin() as txn:
-                return function(txn)
-        except lmdb.ReadersFullError:
-            env.reader_check()
-            with self.environment.reading, env.begin() as txn:
-                return function(txn)
+        """Run ``function`` on a read transaction whose default table is ``objects``. Quick ones only: see Readers.read."""
+        return self.readers.read(self.environment.env, function)
 
     def entries(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The raw index entry of each key (index.ENTRY), None where there is no object."""
+        """The raw index entry of each key (index.ENTRY), None where there is no object. Many keys, or a busy machine: not all from
+        one snapshot."""
+        found: list[bytes | None] = []
 
-        def look(txn: LmdbTransaction) -> list[bytes | None]:
-            get = txn.get
-            return [get(key) for key in keys]
+        def look(txn: LmdbTransaction) -> None:
+            get, end = txn.get, time.monotonic() + _SNAPSHOT_S
+            for start in range(len(found), len(keys), _SNAPSHOT_KEYS):
+                found.extend([get(key) for key in keys[start : start + _SNAPSHOT_KEYS]])
+                if time.monotonic() > end:
+                    return
 
         try:
-            return self.read(look)
+            while len(found) < len(keys):
+                self.read(look)
         except lmdb.BadValsizeError:  # an empty or overlong key can name no object
             sound = [key for key in keys if 0 < len(key) <= index.MAX_KEY]
-            found = dict(zip(sound, self.entries(sound), strict=True))
-            return [found.get(key) for key in keys]
+            those = dict(zip(sound, self.entries(sound), strict=True))
+            return [those.get(key) for key in keys]
+        return found
 
     def look(self, function: Callable[[Records], T], *, long: bool = False) -> T:
-        """Run ``function`` on a snapshot of the index, with a slab table of its own; it must not write. Other reads of this process
-        wait for it, except with ``long``: that is for rare upkeep (see Environment.reading for what it risks)."""
+        """Run ``function`` on a snapshot of the index, with a slab table of its own; it must not write. ``long``: on a copy, so
+        that no writer waits for it."""
         environment = self.environment
         if not environment.tables:
             return self.writer.call(function, time.monotonic() + _READ_S)
-        with nullcontext() if long else environment.reading, environment.env.begin() as txn:
-            return function(Records(txn, environment, SlabTable(self.geometry)))
+        if long:
+            with index.copied(environment, self.read) as (copy, txn):
+                return function(Records(txn, copy, SlabTable(self.geometry)))
+        return self.read(lambda txn: function(Records(txn, environment, SlabTable(self.geometry))))
 
     def viewers(self) -> clients.Peers:
         """The clients that live now, for use outside the writer thread; the caller closes it."""
@@ -273,12 +291,17 @@ class Pool:
             self.directory.close()
         else:  # the writer thread may go on one day: only the lock is let go
             logger.warning("pool %s: the index stays open, a stopped process keeps its lock", self.directory.path)
-            os.close(self._client_fd)
+            self._let_go()
 
-    def after_fork(self) -> None:
-        """In a forked child: let go of the lock, or the child would keep a dead parent alive."""
+    def _let_go(self) -> None:
         with suppress(OSError):
             os.close(self._client_fd)
+        self.readers.leave()
+
+    def after_fork(self) -> None:
+        """In a forked child: let go of the locks, or the child would keep a dead parent alive."""
+        self._let_go()
+        self.write_lock.close()
 
 
 def _after_fork_in_child() -> None:

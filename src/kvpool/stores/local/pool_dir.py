@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -168,7 +168,8 @@ class PoolDir:
             os.close(fd)
 
     def read_meta(self) -> dict[str, object] | None:
-        """What the creator wrote, None where there is no pool yet. ValueError for another format or a damaged file."""
+        """What the creator wrote, None where there is no pool yet; of an older format only ``format``. ValueError for a newer one
+        or a damaged file."""
         try:
             fd = self.open_file("meta", os.O_RDONLY)
         except FileNotFoundError:
@@ -182,6 +183,8 @@ class PoolDir:
             sound = isinstance(size, int) and isinstance(chunk, int) and 0 < chunk <= size
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"pool {self.path}: its meta file is damaged; {advice}") from None
+        if isinstance(version, int) and version < FORMAT:
+            return {"format": version}
         if version != FORMAT:
             raise ValueError(f"pool {self.path} has format {version}, this version of kvpool reads format {FORMAT}; {advice}")
         if not sound:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import cast
@@ -15,7 +15,6 @@ import lmdb
 
 from kvpool.devices import CopyEngine, copy_engine
 from kvpool.stores.base import (
-    MISS,
     UNKNOWN,
     Answer,
     Batch,
@@ -23,7 +22,6 @@ from kvpool.stores.base import (
     Done,
     Handle,
     Health,
-    Hit,
     Lease,
     MappedStore,
     Pins,
@@ -32,7 +30,6 @@ from kvpool.stores.base import (
     Slot,
     Status,
     StoreStats,
-    Tier,
     Writer,
 )
 from kvpool.stores.disk_settings import DiskSettings
@@ -41,11 +38,12 @@ from kvpool.stores.local.disk.tier import open_tier
 from kvpool.stores.local.index import MAX_KEY
 from kvpool.stores.local.jobs import FATAL_CLOSED, CancelStep, PublishStep, ReserveStep, Room, failure
 from kvpool.stores.local.leases import FOREVER
+from kvpool.stores.local.lookup import Hits, Token, lease, look_up
 from kvpool.stores.local.notes import read_notes, write_note
 from kvpool.stores.local.pool import OnLastClose, Pool, open_pool
 from kvpool.stores.local.ranged import LocalReader, LocalWriter
 from kvpool.stores.local.remove import remove
-from kvpool.stores.local.transfer import Pinned, Put, get, pin
+from kvpool.stores.local.transfer import Put, get, pin
 from kvpool.stores.local.writer import Closed
 
 logger = logging.getLogger(__name__)
@@ -56,7 +54,6 @@ _DRAIN_S = 5.0
 _REMOVE_KEYS = 512
 _LONGEST_LEASE_S = 10 * 365 * 86400.0
 
-Token = list[tuple[Pool, list[int], int]]  # what is held, and until when
 SlotToken = tuple[Pool, Room]
 Findings = list[str]
 
@@ -66,6 +63,8 @@ class LocalStore(MappedStore):
 
     ``dram_bytes`` must be the same in all processes; None joins a pool that is there, whatever its size. Opening raises OSError or
     ValueError. A put and a get are done when they return: nothing of theirs is ever left to abandon.
+
+    EVICTED is told of the first missing key of a call only: keys come in chain order, and nobody can use what follows a gap.
     """
 
     name = "local"
@@ -92,7 +91,7 @@ class LocalStore(MappedStore):
         self._engine = engine or copy_engine("cpu")
         self._pool: Pool | None = None
         self._state = threading.Condition()
-        self._hits: dict[tuple[Tier, bytes], Hit] = {}
+        self._hits = Hits()
 
     # life
 
@@ -148,53 +147,20 @@ class LocalStore(MappedStore):
     def exists(self, keys: Sequence[bytes]) -> list[Answer]:
         try:
             with self._entered() as pool:
-                raws = pool.entries(keys)
-                below = self._below(pool, keys, raws)
+                return look_up(pool, keys, self._hits)
         except Exception:  # noqa: BLE001 - a lookup never raises
             return [UNKNOWN] * len(keys)
-        hit = self._hit
-        answers: list[Answer] = [MISS if raw is None else hit(Tier.DRAM, raw[16:24]) for raw in raws]
-        for row, raw in below:
-            answers[row] = hit(Tier.DISK, raw[16:24])
-        return answers
-
-    def _below(self, pool: Pool, keys: Sequence[bytes], raws: Sequence[bytes | None]) -> Iterable[tuple[int, bytes]]:
-        """Row and index entry of each object that only the disk has."""
-        if pool.disk is None:
-            return ()
-        missing = [row for row, raw in enumerate(raws) if raw is None]
-        found = pool.disk.entries([keys[row] for row in missing])
-        return [(row, raw) for row, raw in zip(missing, found, strict=True) if raw is not None]
-
-    def _hit(self, tier: Tier, raw: bytes) -> Hit:
-        hit = self._hits.get((tier, raw))
-        if hit is None:
-            hit = self._hits[tier, raw] = Hit(tier, int.from_bytes(raw, "little"))
-        return hit
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         now = time.monotonic_ns()
         until = now + int(max(0.0, min(seconds, _LONGEST_LEASE_S)) * 1e9)
-        answers: list[Answer] = [MISS] * len(keys)
         held: Token = []
         try:
             with self._entered() as pool:
-                pinned = pin(pool, keys, until)
-                held.append((pool, pinned.units, until))
-                self._answer(answers, Tier.DRAM, pinned, range(len(keys)))
-                if pool.disk is not None:
-                    missing = [row for row, answer in enumerate(answers) if answer is MISS]
-                    below = pool.disk.hold([keys[row] for row in missing], until)
-                    held.append((pool.disk.books, below.units, until))
-                    self._answer(answers, Tier.DISK, below, missing)
+                return Lease(keys, lease(pool, keys, until, self._hits, held), until / 1e9, held)
         except Exception:  # noqa: BLE001 - what cannot be told is unknown
             self._drop(held)
             return Lease(keys, [UNKNOWN] * len(keys), now / 1e9)
-        return Lease(keys, answers, until / 1e9, held)
-
-    def _answer(self, answers: list[Answer], tier: Tier, pinned: Pinned, rows: Sequence[int]) -> None:
-        for row, nbytes in zip(pinned.rows, pinned.nbytes.tolist(), strict=True):
-            answers[rows[row]] = self._hit(tier, nbytes.to_bytes(8, "little"))
 
     def release(self, lease: Lease) -> None:
         token, lease.token = lease.token, None
@@ -330,8 +296,8 @@ class LocalStore(MappedStore):
     def list(self, prefix: bytes = b"") -> list[bytes]:
         try:
             with self._entered() as pool:
-                found = pool.read(lambda txn: gauges.keys_with(txn, prefix))
-                return found if pool.disk is None else sorted({*found, *pool.disk.keys_with(prefix)})
+                found = gauges.list_keys(pool, prefix)
+                return found if pool.disk is None else sorted({*found, *gauges.list_keys(pool.disk.books, prefix)})
         except (Closed, OSError, lmdb.Error):
             return []
 

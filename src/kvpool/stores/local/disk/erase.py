@@ -39,7 +39,7 @@ class Eraser:
     def look_for_leftovers(self) -> None:
         """A demoter that was killed may have left records in slots that are free by now."""
         files = self._tier.files
-        free = self._tier.books.look(_free_units)
+        free = self._tier.books.look(_free_units, long=True)
         for start in range(0, len(free), _SLICE):
 
             def work(units: Sequence[int] = free[start : start + _SLICE]) -> None:

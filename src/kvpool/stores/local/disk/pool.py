@@ -45,7 +45,7 @@ class DiskArena(Arena):
         return
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DiskAllocator(Allocator):
     """Before a slab is formed, the records of what lay there before are cleared: outside the transaction, and by the demoter only,
     so nobody else can have formed a slab there meanwhile."""
@@ -81,7 +81,8 @@ class DiskPool(Pool):
 
     def _start(self) -> None:
         super()._start()
-        self.allocator = DiskAllocator(self.geometry, self.arena, self.stamps, self.evictor, lambda slab: None, self.files)
+        places = (self.geometry, self.arena, self.stamps)
+        self.allocator = DiskAllocator(*places, self.evictor, lambda slab: None, lambda: self.leases.drops, files=self.files)
 
     def after_fork(self) -> None:
         super().after_fork()

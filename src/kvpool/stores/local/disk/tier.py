@@ -189,9 +189,6 @@ class DiskTier:
 
     # upkeep
 
-    def keys_with(self, prefix: bytes) -> list[bytes]:
-        return self.books.read(lambda txn: gauges.keys_with(txn, prefix))
-
     def stats(self) -> TierStats:
         numbers = gauges.index_stats(self.books)
         counted = self.books.look(lambda records: {name: records.counter(name) for name in (b"written", b"errors", b"corrupt")})
