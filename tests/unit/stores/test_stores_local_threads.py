@@ -213,3 +213,31 @@ def test_a_faulty_store_forwards_notes(one):
     faulty.plan.update("notes", error="boom", times=1)
     with pytest.raises(RuntimeError, match="boom"):
         faulty.notes(b"n")
+
+
+def test_looking_at_the_clients_from_several_threads_misses_none(pool_root):
+    """A client that is missed is a lease that is missed; one that misses itself takes the pool for removed."""
+    stores = [opened(pool_root, 4 << 20) for _ in range(4)]
+    pool = stores[0]._pool
+    end = time.monotonic() + 1.5
+    wrong: list[object] = []
+
+    def look() -> None:
+        while time.monotonic() < end:
+            if stores[0].stats().capacity_bytes == 0:
+                wrong.append("no numbers")
+
+    def refresh() -> None:
+        while time.monotonic() < end:
+            found = pool.writer.call(lambda records: pool.peers.refresh(), time.monotonic() + 5)
+            if len(found) != 4 or pool.peers.removed():
+                wrong.append(found)
+
+    threads = [threading.Thread(target=target) for target in (look, look, refresh)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    for store in stores:
+        store.close()

@@ -67,9 +67,19 @@ def leave(directory: int, client: int, fd: int) -> None:
         os.unlink(_name(client), dir_fd=directory)
 
 
+def names_in(directory: int) -> list[str]:
+    """What is in an open directory. Through a descriptor of its own: those who list through one share its position, and of two
+    threads that do so at one time each misses entries."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _FLAGS, dir_fd=directory)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
 def any_alive(directory: int) -> bool:
     """Does anybody hold a lock in this directory?"""
-    for name in os.listdir(directory):
+    for name in names_in(directory):
         fd = os.open(name, os.O_RDWR | _FLAGS, dir_fd=directory)
         try:
             if not _lock(fd):
@@ -95,7 +105,7 @@ class Peers:
         self._fds.clear()
 
     def _listed(self) -> list[int]:
-        return [int(name, 16) for name in os.listdir(self._directory) if len(name) == 16]
+        return [int(name, 16) for name in names_in(self._directory) if len(name) == 16]
 
     def count(self) -> int:
         """How many are alive, this one included; one that is just joining may be missing."""
@@ -168,7 +178,7 @@ class Peers:
                 with suppress(FileNotFoundError):
                     os.unlink(_name(client), dir_fd=self._directory)
                 buried += 1
-        for name in os.listdir(self._directory):
+        for name in names_in(self._directory):
             if name.startswith("new-"):
                 os.unlink(name, dir_fd=self._directory)
         return buried
