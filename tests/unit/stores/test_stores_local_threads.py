@@ -239,5 +239,5 @@ def test_looking_at_the_clients_from_several_threads_misses_none(pool_root):
     for thread in threads:
         thread.join(30)
     assert wrong == []
-    for store in stores:
-        store.close()
+    for opened in stores:
+        opened.close()
