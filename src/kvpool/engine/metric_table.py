@@ -109,6 +109,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter(
             "store_written_bytes", "Bytes written to a tier since this engine started: what wears a disk", "tier", shared=True
         ),
+        _counter(
+            "store_dropped_objects",
+            "Objects that left memory before they were copied to this tier, since this engine started",
+            "tier",
+            shared=True,
+        ),
         _counter("store_errors", "I/O errors and bad checksums of a tier since this engine started", "tier", shared=True),
     ),
     "Counters of KV events": (

@@ -55,6 +55,7 @@ class StoreGauges:
             stats.gauge(labelled("store_ok", tier=label), int(tier.ok))
             self._grow(stats, labelled("store_evicted_objects", tier=label), tier.evicted_objects)
             self._grow(stats, labelled("store_written_bytes", tier=label), tier.written_bytes)
+            self._grow(stats, labelled("store_dropped_objects", tier=label), tier.dropped_objects)
             self._grow(stats, labelled("store_errors", tier=label), tier.errors)
 
     def _single(self, picture: StoreStats) -> TierStats:
