@@ -333,3 +333,36 @@ def test_events_that_nobody_takes_are_bounded_and_counted(start, monkeypatch):
     assert hashes(ours(engine)) == chain[2:6]
     assert (counted["kv_events/kind=stored"], counted["kv_events_dropped"]) == (4, 2)
     assert len(engine.pool._books._events._told) == 3
+
+
+@pytest.mark.parametrize("shape", [{}, {"groups": HYBRID}], ids=["plain", "hybrid"])
+def test_without_prefix_caching_of_the_engine_the_pool_tells_all_the_same(start, shape):
+    engine = start(kv_events=True, prefix_caching=False, **shape)
+    engine.ask("a", PROMPT)
+    engine.settle()
+    told = ours(engine)
+    assert hashes(e for e in told if e.group_idx == 0) == list(engine.requests["a"].block_hashes[:6])
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.ask("b", PROMPT)
+    engine.settle()
+    assert len(ours(engine)) == 2 * len(told), "of the new namespace"
+    engine.assert_clean()
+
+
+@pytest.mark.parametrize("place", ["note", "stored", "removed", "oldest"])
+def test_an_error_in_events_ends_events_and_not_the_engine(start, monkeypatch, place):
+    """As a newer vLLM's might."""
+    monkeypatch.setattr(sweep, "EVERY_S", 0.0)
+    engine = start(kv_events=True)
+    engine.pool._books._sweep._on = True
+
+    def broken(*args, **more):
+        raise TypeError(place)
+
+    monkeypatch.setattr(engine.pool._books._events, place, broken)
+    for i in range(3):
+        engine.ask(f"a{i}", [t + 100 * i for t in PROMPT], 3)
+    engine.settle()
+    assert engine.pool._books._events is None
+    assert engine.pool.take_events() == []
+    engine.assert_clean()

@@ -106,3 +106,13 @@ def test_ranks_introduce_themselves_where_the_handshake_is_anothers(start, monke
     engine.ask("b", [t + 300 for t in PROMPT], 3)
     assert engine.external["b"] == 96
     engine.assert_clean()
+
+
+@orders
+def test_the_summary_in_the_log_knows_what_the_workers_moved(start, rival):
+    """vLLM packs the counters of several connectors into one."""
+    engine = start(rival=rival)
+    engine.ask("a", PROMPT, 3)
+    engine.settle()
+    assert engine.pool._watch._window["saves"] >= 1
+    assert sum(v for k, v in engine.pool._watch._window.items() if k.startswith("saved_bytes")) > 0

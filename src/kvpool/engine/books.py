@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.logger import init_logger
 
 from kvpool.core.hits import GroupSpec
 from kvpool.core.jobs import Job, JobReport, LoadJob
@@ -21,6 +22,8 @@ from kvpool.stores.base import Store
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+logger = init_logger("vllm.kvpool")
+
 
 def tokens_by_tier(runs: Sequence[Run], first: int, end: int) -> dict[str, int]:
     """Tokens by tier; "none" for those that a hit covers and nobody needs (they lie before a window)."""
@@ -29,7 +32,7 @@ def tokens_by_tier(runs: Sequence[Run], first: int, end: int) -> dict[str, int]:
 
 
 class Books:
-    """``opened`` -> ``ended`` by every rank, or ``cancelled``."""
+    """``opened`` -> ``ended`` by every rank, or ``cancelled``. An error in KV events ends these, never the engine's step."""
 
     def __init__(
         self,
@@ -50,8 +53,7 @@ class Books:
         """``sources``: of a load, its tokens by tier."""
         if sources is not None:
             self._loading[job.job_id] = sources
-        if self._events is not None:
-            self._events.note(job, request, space)
+        self._tell(lambda events: events.note(job, request, space))
 
     def ended(self, job: Job, report: JobReport, ours: bool) -> None:
         """``report`` is that of all ranks. ``ours``: the namespace is still the one in use."""
@@ -64,34 +66,32 @@ class Books:
             lost = set(report.unsaved)
             blocks = sum((0, h) not in lost for part in job.parts if part.group == 0 for h in part.hashes)
             self._stats.add("saved_tokens", blocks * self._block_size)
-        if self._events is None:
-            return
         if ours:
-            self._events.stored(job.job_id, but=report.failed if loading else report.unsaved)
-            self._events.removed(report.gone)
+            self._tell(lambda events: events.stored(job.job_id, but=report.failed if loading else report.unsaved))
+            self._tell(lambda events: events.removed(report.gone))
         else:
-            self._events.drop(job.job_id)
+            self._tell(lambda events: events.drop(job.job_id))
 
     def cancelled(self, job: Job) -> None:
         self._loading.pop(job.job_id, None)
-        if self._events is not None:
-            self._events.drop(job.job_id)
+        self._tell(lambda events: events.drop(job.job_id))
 
     def reset(self) -> None:
         """The engine has moved to an empty namespace."""
-        if self._events is not None:
-            self._events.forget_all()
+        self._tell(lambda events: events.forget_all())
 
     def cleared(self) -> None:
         """vLLM has emptied its own prefix cache, and says so to all who listen."""
-        if self._events is not None:
-            self._events.cleared()
+        self._tell(lambda events: events.cleared())
 
     def take_events(self) -> list[BlockStored | BlockRemoved]:
         """KV events since the last call."""
-        if self._events is None or self._sweep is None:
+        sweep = self._sweep
+        if sweep is None:
             return []
-        self._sweep.step()
+        self._tell(lambda events: sweep.step())
+        if self._events is None:
+            return []
         taken, lost = self._events.take(), self._events.take_dropped()
         for event in taken:
             kind = "stored" if isinstance(event, BlockStored) else "removed"
@@ -99,6 +99,16 @@ class Books:
         if lost:
             self._stats.add("kv_events_dropped", lost)
         return taken
+
+    def _tell(self, call: Callable[[KvEvents], None]) -> None:
+        """Events say what subscribers may believe of a pool that works without them; those of a newer vLLM may look otherwise."""
+        if self._events is None:
+            return
+        try:
+            call(self._events)
+        except Exception:
+            logger.exception("kvpool: there are no more KV events of the pool until this engine restarts")
+            self._events = self._sweep = None
 
     def __len__(self) -> int:
         return len(self._loading) + (self._events.open_jobs() if self._events is not None else 0)

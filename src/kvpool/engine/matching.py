@@ -50,9 +50,13 @@ class Matcher:
         """Tokens that the pool can supply beyond ``computed``; None means ask again. May be called any number of times."""
         request = state.request
         limit = self._limit(request)
-        if limit <= computed or request.skip_reading_prefix_cache or state.loads_failed or state.gave_up:
+        if limit <= computed or request.skip_reading_prefix_cache:
             self.forget(state)
-            if state.loads_failed and limit > computed and state.outcome is None:
+            state.outcome = None  # the engine may have come to hold it all while the request waited for room
+            return 0
+        if state.loads_failed or state.gave_up:
+            self.forget(state)
+            if state.loads_failed and state.outcome is None:
                 state.outcome = (0, 0, "load_failed")  # its tokens were asked for, and counted, before
             return 0
         found = self._answer(state, computed, limit, space)
@@ -68,8 +72,9 @@ class Matcher:
     def refuse(self, state: RequestState, computed: int, reason: str) -> None:
         """The pool cannot be asked for this request now."""
         limit = self._limit(state.request)
-        if limit > computed and not state.request.skip_reading_prefix_cache:
-            state.outcome = (limit - computed, 0, reason)
+        asked = limit > computed and not state.request.skip_reading_prefix_cache
+        queried = 0 if state.loads_failed else limit - computed  # those of a load that failed were counted before
+        state.outcome = (queried, 0, reason) if asked else None
 
     def count(self, state: RequestState, loading: bool) -> None:
         """Once per admission: what was asked for and what of it the request gets."""

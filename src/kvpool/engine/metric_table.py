@@ -48,7 +48,10 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Lookups": (
-        _counter("lookups", "Requests admitted for which the pool was considered: hits and misses together"),
+        _counter(
+            "lookups",
+            "Admissions of requests (again after a preemption) for which the pool was considered: hits and misses together",
+        ),
         _counter("hits", "Of these, how many were given tokens of the pool"),
         _counter("misses", "Of these, how many were not, by the reason", "reason"),
         _counter("queried_tokens", "Tokens not held by the engine that a hit could have covered"),
@@ -62,7 +65,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("loaded_blocks", "Objects loaded, by tier", "tier"),
         _counter("loaded_bytes", "Bytes loaded, by tier", "tier"),
         _histogram("load_seconds", "One load job on one rank, from its start to its end", MOVE_BUCKETS),
-        _counter("load_failures", "Objects that failed to load, by the store's status", "reason"),
+        _counter(
+            "load_failures",
+            "Objects that failed to load, by the store's status; blocks of jobs that failed whole: overdue, breaker_open, error",
+            "reason",
+        ),
     ),
     "Saves": (
         _counter("saves", "Save jobs of a rank that ended"),
@@ -74,7 +81,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("saved_bytes", "Bytes stored, by tier", "tier"),
         _counter("known_blocks", "Objects offered that the store held already"),
         _histogram("save_seconds", "One save job on one rank, from its start to its end", MOVE_BUCKETS),
-        _counter("save_failures", "Objects not stored, by the store's status", "reason"),
+        _counter(
+            "save_failures",
+            "Objects not stored, by the store's status; blocks of jobs that failed whole: overdue, error",
+            "reason",
+        ),
         _counter(
             "dropped_blocks",
             "Blocks never given to the store, by the reason: pinned (too many are), breaker_open, asleep",

@@ -26,7 +26,7 @@ from kvpool.engine.pins import BlockPins
 from kvpool.engine.requests import RequestState
 from kvpool.engine.saving import SaveOffers
 from kvpool.engine.setup import EngineSetup
-from kvpool.engine.stats import PoolStats, labelled
+from kvpool.engine.stats import PoolStats, labelled, pool_stats
 from kvpool.engine.store_gauges import StoreGauges
 from kvpool.engine.watch import Watch
 from kvpool.stores.base import Store
@@ -235,8 +235,9 @@ class SchedulerSide:
     # ---- reports ------------------------------------------------------------------------------------------------------------
 
     def update(self, output: KVConnectorOutput) -> None:
-        if isinstance(output.kv_connector_stats, PoolStats):
-            self._watch.add(output.kv_connector_stats.data)
+        counted = pool_stats(output.kv_connector_stats)
+        if counted is not None:
+            self._watch.add(counted.data)
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self._workers_down, self._saves_down = report.store_down, report.saves_down

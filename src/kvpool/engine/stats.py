@@ -73,6 +73,13 @@ class PoolStats(KVConnectorStats):
         return not self.data
 
 
+def pool_stats(stats: KVConnectorStats | None) -> PoolStats | None:
+    """Ours of what vLLM has collected: under a MultiConnector they are one among those of several connectors."""
+    if stats is None or isinstance(stats, PoolStats):
+        return stats
+    return next((one for one in stats.data.values() if isinstance(one, PoolStats)), None)
+
+
 class PoolPromMetrics(KVConnectorPromMetrics):
     """The metrics of ``metric_table`` with vLLM's labels of the engine, and their own."""
 

@@ -32,11 +32,10 @@ class StoreGauges:
         while True:
             try:
                 picture = self._store.stats()
-            except Exception as error:  # noqa: BLE001 - no numbers this time
-                logger.debug("kvpool: the store tells no numbers: %s", error)
-            else:
                 if picture.capacity_bytes or picture.tiers:  # else the store could not tell
                     self._fresh = picture
+            except Exception as error:  # noqa: BLE001 - no numbers this time
+                logger.debug("kvpool: the store tells no numbers: %s", error)
             if self._stop.wait(self._seconds):
                 return
 

@@ -10,6 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from vllm.logger import init_logger
 
+from kvpool.engine.log_gate import LogGate
+
 logger = init_logger("vllm.kvpool")
 
 T = TypeVar("T")
@@ -18,8 +20,9 @@ T = TypeVar("T")
 class Ticket(Generic[T]):
     """The outcome of one task: ``wait`` for it, then read ``value`` or ``error``."""
 
-    def __init__(self, task: Callable[[], T]) -> None:
+    def __init__(self, task: Callable[[], T], log: LogGate) -> None:
         self._task: Callable[[], T] | None = task
+        self._log = log
         self._ready = threading.Event()
         self._lock = threading.Lock()
         self._ended = False
@@ -56,7 +59,9 @@ class Ticket(Generic[T]):
             if task is not None:
                 self.value = task()
         except Exception as error:
-            logger.exception("kvpool: a background task failed")
+            more = self._log.ask("task")
+            if more is not None:
+                logger.exception("kvpool: a background task failed%s", more)
             self.error = error
         del task
         self._end()
@@ -68,7 +73,9 @@ class Ticket(Generic[T]):
             try:
                 call(self)
             except Exception:
-                logger.exception("kvpool: the end of a background task failed")
+                more = self._log.ask("end")
+                if more is not None:
+                    logger.exception("kvpool: the end of a background task failed%s", more)
         self._ready.set()
 
 
@@ -80,6 +87,7 @@ class WorkerThreads:
 
     def __init__(self, name: str, count: int, on_start: Callable[[], None] | None = None) -> None:
         self._on_start = on_start
+        self._log = LogGate()  # a store that always raises would fail thousands of tasks
         self._queue: queue.SimpleQueue[Ticket[Any] | None] = queue.SimpleQueue()
         self._waiting: dict[Ticket[Any], float] = {}  # since when, in order
         self._since: list[float | None] = [None] * count  # when each thread took the task it is at
@@ -90,7 +98,7 @@ class WorkerThreads:
             thread.start()
 
     def submit(self, task: Callable[[], T]) -> Ticket[T]:
-        ticket = Ticket(task)
+        ticket = Ticket(task, self._log)
         self._waiting[ticket] = time.monotonic()
         self._queue.put(ticket)
         return ticket

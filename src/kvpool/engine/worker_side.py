@@ -106,7 +106,7 @@ class WorkerSide:
         waiting = []
         for job in meta.loads:
             if self._load_breaker.state is BreakerState.OPEN:
-                self._conclude(job, _all_failed(job), free=True)
+                self._conclude(job, _all_failed(job, "breaker_open"), free=True)
                 continue
             ticket = self._submit(self._loaders, job, None)
             if not job.is_async:
@@ -149,7 +149,7 @@ class WorkerSide:
             more = self._log.ask("failed")
             if more is not None:
                 logger.exception("kvpool: job %d of request %s failed%s", job.job_id, job.request_id, more)
-            return _all_failed(job)
+            return _all_failed(job, "error")
 
     # ---- how jobs end -------------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class WorkerSide:
         """The thread is done with the job, in time or long after it was given up."""
         try:
             if run.conclude():
-                self._conclude(run.job, outcome or _all_failed(run.job), free=True)
+                self._conclude(run.job, outcome or _all_failed(run.job, "error"), free=True)
             elif run.begun:
                 self._release(run.job, outcome.running if outcome is not None else [])
         finally:
@@ -171,7 +171,7 @@ class WorkerSide:
             if more is not None:
                 logger.error("kvpool: job %d of request %s is overdue and given up%s", run.job.job_id, run.job.request_id, more)
             self._feed(self._breaker_of(run.job), failed=True)  # also for one that never began: the store keeps all threads
-            self._conclude(run.job, _all_failed(run.job), free=not run.begun)
+            self._conclude(run.job, _all_failed(run.job, "overdue"), free=not run.begun)
 
     def _conclude(self, job: LoadJob | SaveJob, outcome: Outcome, free: bool) -> None:
         """Tell how a job ended, once; ``free``: no thread is at it any more."""
@@ -326,5 +326,9 @@ def _store_trouble(outcome: Outcome) -> bool | None:
     return bool(outcome.running) or any(name.endswith(("=fatal", "=transient")) for name in outcome.stats.data)
 
 
-def _all_failed(job: Job) -> Outcome:
-    return Outcome(failed=list(zip(block_names(job.parts), job.block_ids, strict=True)))
+def _all_failed(job: Job, reason: str) -> Outcome:
+    """No store call has told how the job ended."""
+    loading, stats = isinstance(job, LoadJob), PoolStats()
+    stats.add(labelled("loads", reason="failed") if loading else "saves")
+    stats.add(labelled("load_failures" if loading else "save_failures", reason=reason), job.num_blocks)
+    return Outcome(failed=list(zip(block_names(job.parts), job.block_ids, strict=True)), stats=stats)

@@ -12,7 +12,7 @@ NOT_YET = frozenset(
         "use_layerwise",
         "storing for a prefill side with other parallel sizes",
         "sparse_kv_offload_config",
-        "SSD offload",
+        "SSD offload of Mooncake and MemCache",
         "MooncakeConnectorV1",
         "SfaRemoteD2HConnector",
     }

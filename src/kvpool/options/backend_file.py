@@ -32,7 +32,7 @@ class BackendFile:
         """NotAvailableError where the file switches on what this version does not have."""
         if self.ssd:
             key = "enable_ssd_offload" if self.backend == "mooncake" else "ock.mmc.local_service.storage.enabled"
-            refuse_unavailable("SSD offload", key, True, self.path)
+            refuse_unavailable("SSD offload of Mooncake and MemCache", key, True, self.path)
 
 
 def read_backend_file(

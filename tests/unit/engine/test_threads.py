@@ -10,6 +10,7 @@ import pytest
 
 from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.jobs import LoadJob
+from kvpool.engine import threads as module
 from kvpool.engine.runs import JobRun
 from kvpool.engine.threads import WorkerThreads
 
@@ -98,3 +99,18 @@ def test_the_breaker_stays_open_while_nothing_but_overdue_jobs_is_heard() -> Non
     for _ in range(2):
         breaker.failure()
     assert breaker.state is BreakerState.OPEN
+
+
+def test_tasks_that_fail_by_the_thousand_are_a_few_lines(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(module.logger, "exception", lambda text, *args: lines.append(text % args))
+    threads = WorkerThreads("test", 2)
+    waiting = [threads.submit(gate.wait) for _ in range(2)]
+    tickets = [threads.submit(lambda: 1 / 0) for _ in range(1000)]
+    for ticket in tickets:
+        ticket.then(lambda t: 1 // 0)
+    gate.set()
+    assert all(ticket.wait(5) for ticket in waiting)
+    assert all(ticket.wait(5) for ticket in tickets)
+    assert threads.close(5)
+    assert 1 <= len(lines) <= 2, "one of the tasks, one of what follows them"
