@@ -66,5 +66,5 @@ def _fill(answers: list[Answer], tier: Tier, pinned: Pinned, rows: Sequence[int]
 def _tell_evicted(pool: Pool, keys: Sequence[bytes], answers: list[Answer]) -> None:
     """Of the first missing key only: keys come in chain order, and nobody can use what follows a gap."""
     first = next((row for row, answer in enumerate(answers) if answer is MISS), -1)
-    if first >= 0 and keys[first] in pool.ghosts:
+    if first >= 0 and keys[first] in pool.ghosts and (pool.disk is None or pool.disk.usable):  # off: nobody knows what it has
         answers[first] = EVICTED
