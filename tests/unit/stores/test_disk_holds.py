@@ -1,27 +1,32 @@
 """The disk tier where something goes wrong half-way: nothing stays held, no record of a living object is cleared."""
 
 import errno
+import fcntl
 import os
 import threading
+import time
 from types import SimpleNamespace
 
 import lmdb
+import numpy as np
 import pytest
-from tests.unit.stores.helpers import get, has, key, opened, put
+from tests.unit.stores.helpers import batch, get, has, key, opened, put
 from tests.unit.stores.test_disk_parts import MIB, eventually, settings
 
-from kvpool.stores.base import EVICTED, MISS, Status
-from kvpool.stores.local.disk import erase
+from kvpool.stores.base import EVICTED, MISS, UNKNOWN, Hit, Status, Tier
+from kvpool.stores.local.disk import attach, erase
 from kvpool.stores.local.disk import tier as tier_module
 from kvpool.stores.local.disk.demote import Batch
 from kvpool.stores.local.disk.erase import Eraser
 from kvpool.stores.local.disk.folder import DiskFolder
 from kvpool.stores.local.disk.iopool import IoPool
+from kvpool.stores.local.disk.promote import Landing
 from kvpool.stores.local.disk.record import unpack
 from kvpool.stores.local.index import ENTRY
 from kvpool.stores.local.records import Records
 
 KEYS = [key(number) for number in range(4)]
+publish, attach_books = Landing._publish, attach._attach
 IDLE = {"dram_high": 99, "dram_low": 98}
 
 
@@ -181,3 +186,56 @@ def test_a_child_of_a_forked_child_keeps_its_files(store):
             os._exit(sum(not os.path.exists(f"/proc/self/fd/{number}") for number in numbers))
         os._exit(os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def read(store, deadline_s: float) -> tuple[np.ndarray, list[Status]]:
+    memory = np.zeros((len(KEYS), 4096), dtype=np.uint8)
+    return memory, [result.status for result in store.get(batch(KEYS, memory), deadline_s).results()]
+
+
+def test_nothing_is_written_to_the_caller_past_the_deadline(store, monkeypatch):
+    only_on_disk(store)
+    monkeypatch.setattr(Landing, "_publish", lambda landing, until: publish(landing, until) or time.sleep(0.4))
+    memory, statuses = read(store, 0.3)
+    assert statuses == [Status.TRANSIENT] * 4
+    assert not memory.any()
+
+
+def test_a_busy_index_does_not_keep_bytes_that_are_there(store, pool_root):
+    only_on_disk(store)
+    lock = os.open(pool_root / "unit" / "index" / "data.mdb", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        memory, statuses = read(store, 2.0)
+    finally:
+        os.close(lock)
+    assert statuses == [Status.OK] * 4
+    assert (memory == 1).all()
+
+
+def test_memory_is_found_while_the_books_cannot_be_read(store, monkeypatch):
+    def fail(keys) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(store._pool.disk, "entries", fail)
+    monkeypatch.setattr(store._pool.disk, "hold", lambda keys, until: fail(keys))
+    wanted = [KEYS[0], key("elsewhere")]
+    assert store.exists(wanted) == [Hit(Tier.DRAM, 4096), UNKNOWN]
+    lease = store.lease(wanted, 5.0)
+    assert lease.answers == [Hit(Tier.DRAM, 4096), UNKNOWN]
+    store.release(lease)
+    assert store._pool.leases.held() == (0, 0)
+    monkeypatch.undo()
+
+
+def test_a_tier_that_opens_too_late_is_closed(pool_root, ssd, monkeypatch):
+    gate, before = threading.Event(), threading.active_count()
+    monkeypatch.setattr(attach, "_OPEN_S", 0.1)
+    monkeypatch.setattr(attach, "_attach", lambda *arguments: gate.wait(10) and attach_books(*arguments))
+    with pytest.raises(TimeoutError, match="does not answer"):
+        opened(pool_root, 16 * MIB, disk=settings(ssd))
+    gate.set()
+    eventually(lambda: threading.active_count() == before)
+    folder = DiskFolder(ssd, "unit")
+    assert folder.alone()
+    folder.close()

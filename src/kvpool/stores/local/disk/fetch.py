@@ -98,7 +98,9 @@ class Fetch:
             return
         chosen = np.array([rows[place] for place in right], dtype=np.int64)
         bases = np.array([places[place][0] for place in right], dtype=np.int64)
-        outcome = copy_rows(self._engine, self._batch, chosen, bases, Result(Status.OK, wanted, tier=Tier.DISK))
+        outcome = OVERDUE  # nobody may write into the caller's memory by then
+        if time.monotonic() < self._deadline:
+            outcome = copy_rows(self._engine, self._batch, chosen, bases, Result(Status.OK, wanted, tier=Tier.DISK))
         for row in chosen.tolist():
             self._results[row] = outcome
 

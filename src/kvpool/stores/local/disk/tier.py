@@ -16,7 +16,7 @@ from kvpool.stores.disk_settings import DiskSettings
 from kvpool.stores.local import gauges
 from kvpool.stores.local.arena import COPIED
 from kvpool.stores.local.disk.agree import agree, agreed
-from kvpool.stores.local.disk.attach import open_books
+from kvpool.stores.local.disk.attach import close_books, open_books
 from kvpool.stores.local.disk.bounce import Bounce
 from kvpool.stores.local.disk.demoter import Demoter
 from kvpool.stores.local.disk.fetch import Fetch, promoted
@@ -61,8 +61,7 @@ def open_tier(pool: Pool, wanted: DiskSettings | None, *, join: bool) -> DiskTie
         try:
             return DiskTier(pool, books, wanted)
         except BaseException:
-            books.close("keep")
-            books.files.folder.close()
+            close_books(books)
             raise
     except (OSError, ValueError) as error:
         if not join:
@@ -237,8 +236,7 @@ class DiskTier:
             return False
         self.switch.close()
         self.books.evictor.on_evicted = None
-        self.books.close("keep")
-        self.files.folder.close()
+        close_books(self.books)
         return True
 
 
