@@ -21,8 +21,9 @@ from kvpool.stores.local.disk.erase import Eraser
 from kvpool.stores.local.disk.folder import DiskFolder
 from kvpool.stores.local.disk.iopool import IoPool
 from kvpool.stores.local.disk.promote import Landing
-from kvpool.stores.local.disk.record import unpack
+from kvpool.stores.local.disk.record import Record, pack, unpack
 from kvpool.stores.local.index import ENTRY
+from kvpool.stores.local.jobs import CancelStep, ReserveStep
 from kvpool.stores.local.records import Records
 
 KEYS = [key(number) for number in range(4)]
@@ -112,6 +113,18 @@ def test_the_record_of_an_object_is_not_cleared_for_another_one_that_was_there(s
     eventually(lambda: not disk.demoter.eraser._pending)
     assert unpack(disk.files.read_record(unit)).key == KEYS[0]
     assert store.verify() == []
+
+
+def test_the_record_that_a_killed_demoter_did_not_publish_is_cleared(store):
+    disk = store._pool.disk
+    room = disk.books.writer.call(ReserveStep(disk.books, [b"unpublished"], 4096), 1e9).rooms[0]
+    record = Record(disk.files.identity, room.generation, room.unit, 4096, 4096, 0, 1, 0, 0, b"unpublished")
+    disk.files.write_record(room.unit, pack(record))
+    disk.demoter.eraser.look_for_leftovers()
+    time.sleep(0.3)
+    assert unpack(disk.files.read_record(room.unit)) == record, "it may be under way"
+    disk.books.writer.cancel(CancelStep([room]))
+    eventually(lambda: unpack(disk.files.read_record(room.unit)) is None)
 
 
 def stuck_eraser(monkeypatch, clear) -> Eraser:

@@ -37,9 +37,9 @@ class Eraser:
                 self._pending.pop(unit, None)
 
     def look_for_leftovers(self) -> None:
-        """A demoter that was killed may have left records in slots that are free by now."""
+        """A demoter that was killed may have left records in slots that are free by now, or will be."""
         files = self._tier.files
-        free = self._tier.books.look(_free_units, long=True)
+        free = self._tier.books.look(_empty_units, long=True)
         for start in range(0, len(free), _SLICE):
 
             def work(over: Callable[[], bool], units: Sequence[int] = free[start : start + _SLICE]) -> None:
@@ -98,9 +98,11 @@ class Eraser:
             raise call.error
 
 
-def _free_units(records: Records) -> list[int]:
+def _empty_units(records: Records) -> list[int]:
+    """Used once, and without an object now."""
     classes = {slab.slot_bytes for slab in records.slabs.all()}
-    return [unit for slot_bytes in classes for unit in records.free_slots(slot_bytes, 1 << 40)]
+    free = [unit for slot_bytes in classes for unit in records.free_slots(slot_bytes, 1 << 40)]
+    return [*free, *(unit for unit, _ in records.limbo()), *(unit for unit, _ in records.reservations())]
 
 
 def _sort_out(records: Records, pending: Iterable[int]) -> tuple[list[int], list[int]]:
