@@ -1,5 +1,7 @@
 """The index when its readers die or stop, when it is full, and when giving something back fails."""
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from tests.unit.stores.helpers import GRANULE, batch, get, has, key, opened, put
 from kvpool.devices import CpuCopyEngine
 from kvpool.stores.base import Status
 from kvpool.stores.local import clients, index, jobs, memory_limit
+from kvpool.stores.local.writer import Overdue
 
 SIZE = 64 * GRANULE
 MAP = 1 << 20
@@ -352,4 +355,16 @@ def test_verify_holds_no_writer_up(pool_root, monkeypatch):
 
     monkeypatch.setattr(gauges._Check, "run", run)
     assert store.verify() == []
+    store.close()
+
+
+def test_a_job_given_up_at_the_lock_does_nothing(pool_root):
+    store, ran = opened(pool_root, 16 * SIZE), []
+    lock = os.open(pool_root / "unit" / "index" / "data.mdb", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(Overdue):
+        store._pool.writer.call(ran.append, time.monotonic() + 0.1)
+    os.close(lock)
+    assert put(store, [key(1)], SIZE) == [Status.OK]
+    assert ran == []
     store.close()

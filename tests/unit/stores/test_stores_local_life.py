@@ -1,5 +1,6 @@
 """Making, joining, leaving and refusing pools."""
 
+import fcntl
 import json
 import os
 import signal
@@ -292,3 +293,23 @@ def test_a_root_that_cannot_be_made_is_an_error_at_once(pool_root):
     with pytest.raises(FileNotFoundError, match="there is no pool"):
         opened(pool_root / "no" / "such", SIZE)
     assert time.monotonic() - before < 5
+
+
+def test_a_fork_in_the_middle_of_a_look_does_not_keep_the_dead_alive(pool_root, monkeypatch):
+    """The child has the descriptor by which its parent looked."""
+    store, close, inherited = opened(pool_root, SIZE), os.close, []
+
+    def close_after_fork(fd: int) -> None:
+        inherited.append(os.dup(fd))
+        close(fd)
+
+    dead = pool_root / "unit" / "clients" / f"{7:016x}"
+    dead.touch(0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close_after_fork)
+        assert store.users() == 1
+    with open(dead, "rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for fd in inherited:
+        os.close(fd)
+    store.close()

@@ -293,3 +293,14 @@ def test_the_index_is_of_the_kind_that_the_protocol_knows(pool_root):
         command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert run.stdout == "False 0 9\n", run.stdout + run.stderr
+
+
+def test_nobody_reads_by_a_row_that_was_let_go_of(table):
+    """It may be another client's by then: a read would end the announcement of one of its own."""
+    mine, lmdb = table(), FakeLmdb(0)
+    mine.leave()
+    other = table()
+    assert other._row == mine._row
+    with pytest.raises(OSError, match="closed"):
+        mine.read(lmdb, lambda txn: None)
+    assert lmdb.log == []

@@ -40,6 +40,15 @@ def _lock(fd: int) -> bool:
     return True
 
 
+def _is_locked(fd: int) -> bool:
+    """By another one. What this look locks is let go of at once, and not by closing: a child forked meanwhile has it too, and the
+    dead would live on in it."""
+    if not _lock(fd):
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
 def open_array(directory: int, client: int) -> int:
     """Another descriptor of a client file, to map it by: one that shares the lock would keep it in forked children."""
     return os.open(_name(client), os.O_RDWR | _FLAGS, dir_fd=directory)
@@ -82,7 +91,7 @@ def any_alive(directory: int) -> bool:
     for name in names_in(directory):
         fd = os.open(name, os.O_RDWR | _FLAGS, dir_fd=directory)
         try:
-            if not _lock(fd):
+            if _is_locked(fd):
                 return True
         finally:
             os.close(fd)
@@ -115,7 +124,7 @@ class Peers:
                 fd = open_array(self._directory, client)
             except FileNotFoundError:
                 continue
-            living += not _lock(fd)
+            living += _is_locked(fd)
             os.close(fd)
         return living
 
@@ -150,10 +159,7 @@ class Peers:
         fd = self._fd(client)
         if fd is None:
             return False
-        if _lock(fd):
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            return False
-        return True
+        return _is_locked(fd)
 
     def refresh(self) -> list[int]:
         """Look who lives now. A client that joins later finds only what the index then holds."""

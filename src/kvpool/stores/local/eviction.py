@@ -123,8 +123,8 @@ class Evictor:
             self.ghosts.add(shard)
             gone += records.slabs.of_unit(unit).slot_bytes == slot_bytes
         records.add(b"evicted", len(shards))
-        if self.on_evicted is not None:
-            self.on_evicted(records, shards)
+        if (tell := self.on_evicted) is not None:  # another thread may end it
+            tell(records, shards)
         return gone
 
     def empty(self, records: Records, slab: Slab) -> bool:

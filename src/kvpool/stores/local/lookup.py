@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvpool.stores.base import EVICTED, MISS, Answer, Hit, Tier
+import lmdb
+
+from kvpool.stores.base import EVICTED, MISS, UNKNOWN, Answer, Hit, Tier
 from kvpool.stores.local.pool import Pool
 from kvpool.stores.local.transfer import Pinned, pin
+
+_FAULTS = (OSError, lmdb.Error)
 
 Token = list[tuple[Pool, list[int], int]]  # what is held, and until when
 
@@ -33,7 +37,10 @@ def look_up(pool: Pool, keys: Sequence[bytes], hits: Hits) -> list[Answer]:
         return answers
     if pool.disk is not None:
         missing = [row for row, raw in enumerate(raws) if raw is None]
-        found = pool.disk.entries([keys[row] for row in missing])
+        try:
+            found = pool.disk.entries([keys[row] for row in missing])
+        except _FAULTS:
+            return _unknown(answers, missing)
         for row, raw in zip(missing, found, strict=True):
             if raw is not None:
                 answers[row] = of(Tier.DISK, raw[16:24])
@@ -51,10 +58,20 @@ def lease(pool: Pool, keys: Sequence[bytes], until: int, hits: Hits, held: Token
         return answers
     if pool.disk is not None:
         missing = [row for row, answer in enumerate(answers) if answer is MISS]
-        below = pool.disk.hold([keys[row] for row in missing], until)
+        try:
+            below = pool.disk.hold([keys[row] for row in missing], until)
+        except _FAULTS:
+            return _unknown(answers, missing)
         held.append((pool.disk.books, below.units, until))
         _fill(answers, Tier.DISK, below, missing, hits)
     _tell_evicted(pool, keys, answers)
+    return answers
+
+
+def _unknown(answers: list[Answer], rows: Sequence[int]) -> list[Answer]:
+    """What memory has is there, whatever is wrong with the tier below."""
+    for row in rows:
+        answers[row] = UNKNOWN
     return answers
 
 
@@ -66,5 +83,5 @@ def _fill(answers: list[Answer], tier: Tier, pinned: Pinned, rows: Sequence[int]
 def _tell_evicted(pool: Pool, keys: Sequence[bytes], answers: list[Answer]) -> None:
     """Of the first missing key only: keys come in chain order, and nobody can use what follows a gap."""
     first = next((row for row, answer in enumerate(answers) if answer is MISS), -1)
-    if first >= 0 and keys[first] in pool.ghosts:
+    if first >= 0 and keys[first] in pool.ghosts and (pool.disk is None or pool.disk.usable):  # off: nobody knows what it has
         answers[first] = EVICTED

@@ -294,8 +294,13 @@ class Pool:
             self._let_go()
 
     def _let_go(self) -> None:
-        with suppress(OSError):
-            os.close(self._client_fd)
+        fd, self._client_fd = (
+            self._client_fd,
+            -1,
+        )  # a child of a forked child comes here again: by then the number is another file's
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)
         self.readers.leave()
 
     def after_fork(self) -> None:

@@ -87,7 +87,9 @@ class Readers:
 
     def read(self, environment: LmdbEnvironment, function: Callable[[LmdbTransaction], T]) -> T:
         """Run ``function`` on a snapshot of the index. It must be quick and wait for nothing: after two commits all writers wait
-        for it. OSError EBUSY when too many threads of this client read already."""
+        for it. OSError EBUSY when too many threads of this client read already, EBADF after ``leave``."""
+        if self._fd < 0:  # the row may be another client's by now
+            raise OSError(errno.EBADF, "the pool is closed")
         try:
             slot = self._free.get(timeout=_SLOT_S)
         except queue.Empty:

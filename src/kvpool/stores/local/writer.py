@@ -201,6 +201,8 @@ class WriterThread:
         """One transaction of a job; what to do before the next one, None when there is none."""
         self._acquire(job)
         try:
+            if job.given_up:  # while this thread waited for the lock
+                raise Overdue
             again = self._transaction(job)
         finally:
             self._lock.release()

@@ -35,7 +35,12 @@ def open_books(directory: PoolDir, settings: DiskSettings) -> DiskPool:
     """The books of the tier below the pool in ``directory``: joined, or made anew from the disk.
 
     OSError or ValueError with the reason in one line, also when the disk does not answer."""
-    return _bounded(lambda: _open(directory, settings), f"{settings.folder}: the disk does not answer")
+    return _bounded(lambda: _open(directory, settings), close_books, f"{settings.folder}: the disk does not answer")
+
+
+def close_books(books: DiskPool) -> None:
+    books.close("keep")
+    books.files.folder.close()
 
 
 def _open(above: PoolDir, settings: DiskSettings) -> DiskPool:
@@ -45,7 +50,11 @@ def _open(above: PoolDir, settings: DiskSettings) -> DiskPool:
         directory = PoolDir(above.path, "disk")
         with folder.locked(_LOCK_S):
             pool = _attach(folder, directory, settings)
-            folder.share()
+            try:
+                folder.share()
+            except BaseException:
+                pool.close("keep")
+                raise
             return pool
     except BaseException:
         folder.close()
@@ -100,20 +109,30 @@ def _write_books(directory: PoolDir, identity: int) -> None:
         file.write(b"%x" % identity)
 
 
-def _bounded(call: Callable[[], T], text: str) -> T:
-    """The result of a call on a thread of its own; TimeoutError with ``text`` when it takes too long."""
+def _bounded(call: Callable[[], T], close: Callable[[T], None], text: str) -> T:
+    """The result of a call on a thread of its own; TimeoutError with ``text`` when it takes too long: what comes of it then is
+    closed."""
     result: list[T] = []
     errors: list[BaseException] = []
+    lock, late = threading.Lock(), threading.Event()
 
     def run() -> None:
         try:
-            result.append(call())
+            made = call()
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             errors.append(error)
+            return
+        with lock:
+            if not late.is_set():
+                result.append(made)
+        if not result:
+            close(made)
 
     thread = threading.Thread(target=run, name="kvpool-disk-open", daemon=True)
     thread.start()
     thread.join(_OPEN_S)
+    with lock:
+        late.set()
     if errors:
         raise errors[0]
     if not result:

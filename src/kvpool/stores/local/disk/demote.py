@@ -70,7 +70,11 @@ class Batch:
         held = pin(pool, keys, UPKEEP, use=False)
         places = zip(held.units, held.offsets.tolist(), held.nbytes.tolist(), held.generations.tolist(), strict=True)
         sources = [_Source(keys[row], *place) for row, place in zip(held.rows, places, strict=True)]
-        there = self._tier.books.entries([source.key for source in sources])
+        try:
+            there = self._tier.books.entries([source.key for source in sources])
+        except BaseException:
+            pool.leases.drop(held.units, UPKEEP)
+            raise
         copied = [source.unit for source, raw in zip(sources, there, strict=True) if raw is not None]
         pool.stamps.mark(np.array(copied, dtype=np.int64), COPIED, True)
         pool.leases.drop(copied, UPKEEP)

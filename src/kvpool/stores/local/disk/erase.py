@@ -37,14 +37,18 @@ class Eraser:
                 self._pending.pop(unit, None)
 
     def look_for_leftovers(self) -> None:
-        """A demoter that was killed may have left records in slots that are free by now."""
+        """A demoter that was killed may have left records in slots that are free by now, or will be."""
         files = self._tier.files
-        free = self._tier.books.look(_free_units, long=True)
+        free = self._tier.books.look(_empty_units, long=True)
         for start in range(0, len(free), _SLICE):
 
-            def work(units: Sequence[int] = free[start : start + _SLICE]) -> None:
-                records = [(unit, unpack(files.read_record(unit))) for unit in units]
-                self.add((record.key, unit, record.generation) for unit, record in records if record is not None)
+            def work(over: Callable[[], bool], units: Sequence[int] = free[start : start + _SLICE]) -> None:
+                for unit in units:
+                    if over():
+                        return
+                    record = unpack(files.read_record(unit))
+                    if record is not None:
+                        self.add([(record.key, unit, record.generation)])
 
             self._do(work)
 
@@ -54,42 +58,60 @@ class Eraser:
             pending, self._pending = self._pending, {}
         if not pending:
             return
-        gone, later = self._tier.books.look(lambda records: _sort_out(records, pending))
-        with self._lock:
-            self._pending.update({unit: pending[unit] for unit in later})
-        for start in range(0, len(gone), _SLICE):
+        gone: list[int] = []
+        left = list(pending)
+        try:
+            gone, left = self._tier.books.look(lambda records: _sort_out(records, pending))
+            while gone:
+                part, gone = gone[:_SLICE], gone[_SLICE:]
+                try:
+                    self._clear(part)
+                except TimeoutError:
+                    gone = [*part, *gone]
+                    raise
+        finally:  # for another time; not what the disk refused: that one record must not keep it off
+            with self._lock:
+                self._pending = {**{unit: pending[unit] for unit in [*left, *gone]}, **self._pending}
 
-            def work(units: Sequence[int] = gone[start : start + _SLICE]) -> None:
-                for unit in units:
-                    self._tier.files.clear_record(unit)
+    def _clear(self, units: Sequence[int]) -> None:
+        def work(over: Callable[[], bool]) -> None:
+            for unit in units:
+                if over():
+                    return
+                self._tier.files.clear_record(unit)
 
-            self._do(work)
+        self._do(work)
 
-    def _do(self, work: Callable[[], None]) -> None:
-        """On an I/O thread. OSError when the disk fails or does not answer in time."""
-        call = IoCall(work, lambda: None)
+    def _do(self, work: Callable[[Callable[[], bool]], None]) -> None:
+        """On an I/O thread; ``work`` is told when nobody waits for it any more: by then the slots may be used again. OSError when
+        the disk fails or does not answer in time."""
+        over = threading.Event()
+        call = IoCall(lambda: work(over.is_set), lambda: None)
         self._tier.io.submit([call])
         end = time.monotonic() + _WAIT_S
         while not call.wait(0.25) and time.monotonic() < end and self._tier.usable and not self._tier.demoter.stopping:
             pass
         if not call.give_up():
+            over.set()
             raise TimeoutError("the disk does not answer")
         if call.error is not None:
             raise call.error
 
 
-def _free_units(records: Records) -> list[int]:
+def _empty_units(records: Records) -> list[int]:
+    """Used once, and without an object now."""
     classes = {slab.slot_bytes for slab in records.slabs.all()}
-    return [unit for slot_bytes in classes for unit in records.free_slots(slot_bytes, 1 << 40)]
+    free = [unit for slot_bytes in classes for unit in records.free_slots(slot_bytes, 1 << 40)]
+    return [*free, *(unit for unit, _ in records.limbo()), *(unit for unit, _ in records.reservations())]
 
 
-def _sort_out(records: Records, pending: dict[int, tuple[bytes, int]]) -> tuple[list[int], list[int]]:
-    """Units that hold nothing, and those in limbo: an eviction is taken back where somebody proves to read the object."""
+def _sort_out(records: Records, pending: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Units that hold nothing, and those that are not settled: an eviction is taken back where somebody proves to read the object.
+    What holds an object, be it another one, has its record by right."""
     gone, later = [], []
-    for unit, (key, generation) in pending.items():
-        entry = records.entry(key)
-        if records.in_limbo(unit):
+    for unit in pending:
+        if records.in_limbo(unit) or records.reservation(unit) is not None:
             later.append(unit)
-        elif entry is None or (entry[0], entry[3]) != (unit, generation):
+        elif records.key_of(unit) is None:
             gone.append(unit)
     return gone, later

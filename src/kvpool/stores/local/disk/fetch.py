@@ -13,6 +13,7 @@ from kvpool.devices import CopyEngine
 from kvpool.stores.base import Batch, Result, Status, Tier
 from kvpool.stores.local.disk.promote import AGAIN, OVERDUE, Landing
 from kvpool.stores.local.geometry import slot_bytes_for
+from kvpool.stores.local.index import ENTRY
 from kvpool.stores.local.jobs import MISSING
 from kvpool.stores.local.transfer import copy_rows, other_length, parts, read_memory
 
@@ -39,8 +40,12 @@ class Fetch:
     def run(self) -> None:
         pending = [row for row, result in enumerate(self._results) if result is MISSING]
         there = self._tier.entries([self._batch.keys[row] for row in pending])
-        pending = [row for row, raw in zip(pending, there, strict=True) if raw is not None]
         nbytes, capacity = self._batch.object_nbytes, self._tier.pool.geometry.capacity
+        lengths = {row: ENTRY.unpack(raw)[2] for row, raw in zip(pending, there, strict=True) if raw is not None}
+        for row, length in lengths.items():
+            if length != nbytes:
+                self._results[row] = other_length(length, nbytes)
+        pending = [row for row, length in lengths.items() if length == nbytes]
         while pending:
             if time.monotonic() >= self._deadline:
                 for row in pending:
@@ -93,7 +98,9 @@ class Fetch:
             return
         chosen = np.array([rows[place] for place in right], dtype=np.int64)
         bases = np.array([places[place][0] for place in right], dtype=np.int64)
-        outcome = copy_rows(self._engine, self._batch, chosen, bases, Result(Status.OK, wanted, tier=Tier.DISK))
+        outcome = OVERDUE  # nobody may write into the caller's memory by then
+        if time.monotonic() < self._deadline:
+            outcome = copy_rows(self._engine, self._batch, chosen, bases, Result(Status.OK, wanted, tier=Tier.DISK))
         for row in chosen.tolist():
             self._results[row] = outcome
 

@@ -112,7 +112,9 @@ class DiskFolder(PoolDir):
 
     def after_fork(self) -> None:
         """In a forked child: it is no user, and not elected."""
-        for fd in (self._users, self._elected):
+        fds = (self._users, self._elected)
+        self._users = self._elected = -1  # a child of this child comes here again
+        for fd in fds:
             if fd >= 0:
                 with suppress(OSError):
                     os.close(fd)

@@ -107,7 +107,7 @@ class Landing:
             self._find_memory(keys, held, buffers)
             self._submit()
             self._wait()
-            self._publish()
+            self._publish(self._until(buffers))
         except BaseException:
             self.end()
             raise
@@ -136,7 +136,7 @@ class Landing:
         none: tuple[dict[int, Room], list[Result]] = {}, [Result(Status.NO_SPACE)] * len(keys)
         try:
             step = PromoteStep(self._tier, keys, nbytes, gently=buffers)
-            grant = self._pool.writer.call(step, self._deadline)
+            grant = self._pool.writer.call(step, self._until(buffers))
         except Exception:  # noqa: BLE001 - then there is no slot
             return none
         try:
@@ -199,7 +199,12 @@ class Landing:
             self._tier.count(b"corrupt", len(keys))
             self._tier.remove(keys)
 
-    def _publish(self) -> None:
+    def _until(self, buffers: bool) -> float:
+        """How long to wait for the index. Where it is not needed, only so long that there is time for the bytes."""
+        now = time.monotonic()
+        return now + (self._deadline - now) / 2 if buffers else self._deadline
+
+    def _publish(self, until: float) -> None:
         """Promote what lies in slots. Where that fails the bytes are there all the same."""
         reads = [read for read in self._reads if read.room is not None]
         for read in self._reads:
@@ -209,7 +214,7 @@ class Landing:
         rooms = [read.room for read in reads if read.room is not None]
         try:
             step = PublishStep(self._pool, rooms, [read.key for read in reads], wanted=lambda: self._still_there(reads))
-            outcome = self._pool.writer.call(step, self._deadline)
+            outcome = self._pool.writer.call(step, until)
         except Exception:  # noqa: BLE001 - the slots are still ours
             return
         for read, result in zip(reads, outcome, strict=True):

@@ -16,7 +16,7 @@ from kvpool.stores.disk_settings import DiskSettings
 from kvpool.stores.local import gauges
 from kvpool.stores.local.arena import COPIED
 from kvpool.stores.local.disk.agree import agree, agreed
-from kvpool.stores.local.disk.attach import open_books
+from kvpool.stores.local.disk.attach import close_books, open_books
 from kvpool.stores.local.disk.bounce import Bounce
 from kvpool.stores.local.disk.demoter import Demoter
 from kvpool.stores.local.disk.fetch import Fetch, promoted
@@ -39,6 +39,7 @@ BOUNCE_BYTES = 64 << 20
 STALL_S = 5.0
 _AGREE_S = 30.0
 _CLOSE_S = 3.0
+_LAST_S = 0.5
 _REMOVE_S = 5.0
 
 _FAULTS = (OSError, lmdb.Error, Closed)
@@ -56,7 +57,12 @@ def open_tier(pool: Pool, wanted: DiskSettings | None, *, join: bool) -> DiskTie
     if wanted is None:
         return None
     try:
-        return DiskTier(pool, open_books(pool.directory, wanted), wanted)
+        books = open_books(pool.directory, wanted)
+        try:
+            return DiskTier(pool, books, wanted)
+        except BaseException:
+            close_books(books)
+            raise
     except (OSError, ValueError) as error:
         if not join:
             raise
@@ -223,12 +229,14 @@ class DiskTier:
     def close(self) -> bool:
         """False when the disk still moves bytes from or into memory: then that memory must stay mapped. Bounded."""
         self.pool.evictor.on_evicted = None
+        with suppress(*_FAULTS, Overdue):  # a transaction that had begun may still look into the books
+            self.pool.writer.call(lambda records: None, time.monotonic() + _LAST_S)
         stopped = self.demoter.close(_CLOSE_S)
         if not (self.io.close(_CLOSE_S) and stopped):
             return False
         self.switch.close()
-        self.books.close("keep")
-        self.files.folder.close()
+        self.books.evictor.on_evicted = None
+        close_books(self.books)
         return True
 
 
