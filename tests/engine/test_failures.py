@@ -200,5 +200,5 @@ def test_bc_061_aborts_and_a_signal_leave_nothing_behind(pool_root: Path, start_
     time.sleep(0.5)
     began = time.monotonic()
     engine.signal(signal.SIGINT)
-    assert not engine.close(timeout_s=15), "a process outlived SIGINT"
-    assert time.monotonic() - began < 15
+    assert not engine.close(timeout_s=40), "a process outlived SIGINT"
+    assert time.monotonic() - began < 40, "vLLM alone needs 5 s, and more than 10 on a busy machine"
