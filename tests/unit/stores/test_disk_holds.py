@@ -57,6 +57,21 @@ def only_on_disk(store) -> None:
     store._pool.writer.call(retract, 1e9)
 
 
+def test_what_the_demoter_meets_before_its_commit_is_copied_after_it(store, monkeypatch):
+    """The stamp of a new object is set a moment before anybody can see the object."""
+    touch = store._pool.stamps.touch
+
+    def slow(units, now_ns, places=None, *, stored=False) -> None:
+        touch(units, now_ns, places, stored=stored)
+        if stored and threading.current_thread() is store._pool.writer._thread:
+            time.sleep(0.4)  # some turns of the demoter
+
+    monkeypatch.setattr(store._pool.stamps, "touch", slow, raising=False)
+    new = [key(number) for number in range(100, 104)]
+    assert put(store, new) == [Status.OK] * 4
+    eventually(lambda: None not in store._pool.disk.books.entries(new))
+
+
 def test_a_removal_that_is_not_committed_holds_nothing(store, monkeypatch):
     books, flush = store._pool.disk.books, Records.flush
 

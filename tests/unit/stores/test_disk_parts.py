@@ -15,7 +15,7 @@ from kvpool.stores.disk_settings import DiskSettings
 from kvpool.stores.local.arena import COPIED, MARKS, SEEN
 from kvpool.stores.local.disk import tier as tier_module
 from kvpool.stores.local.disk.bounce import Bounce
-from kvpool.stores.local.disk.choose import Occupied, to_copy
+from kvpool.stores.local.disk.choose import Occupied, Vacant, to_copy
 from kvpool.stores.local.disk.folder import DiskFolder
 from kvpool.stores.local.disk.iopool import Busy, IoCall, IoPool
 
@@ -114,6 +114,14 @@ def chosen(pool: Occupied, nbytes: int = 100, begun: bool = False, **others) -> 
 
 def times(*order: int, marks: int = 0) -> list[int]:
     return [place * MARKS | marks for place in order]
+
+
+def test_vacant_slots_are_left_out_for_a_while():
+    vacant = Vacant(seconds=0.05)
+    vacant.add([1, 2])
+    assert vacant.left_out(memory(*times(1, 2, 3, 4))).units.tolist() == [0, 3]
+    time.sleep(0.06)
+    assert vacant.left_out(memory(*times(1, 2, 3, 4))).units.tolist() == [0, 1, 2, 3]
 
 
 def test_nothing_is_copied_below_the_high_watermark():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,27 @@ def occupied(pool: Pool) -> Occupied:
     stamps = pool.stamps.values[units]
     there = stamps != FREE_STAMP
     return Occupied(units[there], sizes[there], stamps[there], capacity)
+
+
+class Vacant:
+    """Slots whose stamps say that they hold something, and that do not: not yet, when they are being published (the stamp comes
+    before the commit), or no more. They are looked at again after a second."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self._until: dict[int, float] = {}
+
+    def add(self, units: Sequence[int]) -> None:
+        self._until.update(dict.fromkeys(units, time.monotonic() + self._seconds))
+
+    def left_out(self, pool: Occupied) -> Occupied:
+        """The others."""
+        now = time.monotonic()
+        self._until = {unit: until for unit, until in self._until.items() if until > now}
+        if not self._until:
+            return pool
+        kept = ~np.isin(pool.units, np.fromiter(self._until, dtype=np.int64))
+        return Occupied(pool.units[kept], pool.sizes[kept], pool.stamps[kept], pool.capacity)
 
 
 def to_copy(pool: Occupied, settings: DiskSettings, nbytes: int, *, begun: bool = False) -> Int64:

@@ -66,7 +66,7 @@ class Batch:
         pool = self._tier.pool
         found = pool.look(self._keys)
         keys = [key for key in found if key is not None]
-        self._pass_over([unit for unit, key in zip(self._units, found, strict=True) if key is None])
+        self._tier.demoter.vacant.add([unit for unit, key in zip(self._units, found, strict=True) if key is None])
         held = pin(pool, keys, UPKEEP, use=False)
         places = zip(held.units, held.offsets.tolist(), held.nbytes.tolist(), held.generations.tolist(), strict=True)
         sources = [_Source(keys[row], *place) for row, place in zip(held.rows, places, strict=True)]
@@ -82,15 +82,6 @@ class Batch:
 
     def _keys(self, records: Records) -> list[bytes | None]:
         return [records.key_of(unit) for unit in self._units]
-
-    def _pass_over(self, empty: list[int]) -> None:
-        """Slots whose stamps say that they hold something, and that do not: publishing into them ends the mark."""
-        if not empty:
-            return
-        stamps = self._tier.pool.stamps
-        stamps.mark(np.array(empty, dtype=np.int64), COPIED, True)
-        meanwhile = self._tier.pool.look(lambda records: [unit for unit in empty if records.key_of(unit) is not None])
-        stamps.mark(np.array(meanwhile, dtype=np.int64), COPIED, False)
 
     def _copy(self, sources: list[_Source], nbytes: int) -> int:
         books = self._tier.books

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from kvpool.stores.local.clients import Removed
-from kvpool.stores.local.disk.choose import occupied, to_copy
+from kvpool.stores.local.disk.choose import Vacant, occupied, to_copy
 from kvpool.stores.local.disk.demote import BATCH_S, Batch
 from kvpool.stores.local.disk.erase import Eraser
 from kvpool.stores.local.disk.trim import TrimStep
@@ -45,6 +45,7 @@ class Demoter:
         self._told = False
         self._begun = False  # the high watermark was passed, and the low one is not reached yet
         self.eraser = Eraser(tier)
+        self.vacant = Vacant()
 
     @property
     def stopping(self) -> bool:
@@ -108,7 +109,7 @@ class Demoter:
                 self.save_meta()
             tier.books.writer.call(TrimStep(tier.books, tier.settings.high, tier.settings.low), time.monotonic() + BATCH_S)
             self.eraser.run()
-            memory = occupied(tier.pool)
+            memory = self.vacant.left_out(occupied(tier.pool))
             units = to_copy(memory, tier.settings, min(BATCH_BYTES, memory.capacity // _BATCH_SHARE), begun=self._begun)
             self._begun = len(units) > 0
             if not self._begun:
