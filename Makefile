@@ -33,7 +33,7 @@ test-full: setup ## every test, the whole engine matrix included
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: setup ## measure (half an hour, on an idle machine; ARGS="local ttft" for some parts, "--quick" to try it)
-	@$(BIN)/python -c "import matplotlib, xxhash" 2>/dev/null || $(BIN)/python -m pip install --quiet "matplotlib>=3.9" "xxhash>=3.5"
+	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation -e ".[bench]"
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove what builds and tests leave in the tree (not .venv, not the cached models)

@@ -56,6 +56,11 @@ def run_engine(folder: Path, name: str, asks: int, connector: dict[str, Any] | N
     return result
 
 
+def end_when_told() -> None:
+    """SIGTERM ends the engine and removes the pool, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -124,4 +129,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_when_told()
     sys.exit(main())

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from demo import run_engine, show
+from demo import end_when_told, run_engine, show
 from smollm import model_folder
 
 from kvpool.stores import DiskSettings, make_local_store
@@ -91,4 +91,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_when_told()
     sys.exit(main())

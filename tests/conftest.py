@@ -29,6 +29,14 @@ def pool_root(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def ssd(tmp_path: Path) -> Path:
+    """An empty folder for a disk tier."""
+    folder = tmp_path / "ssd"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def start_engine(tmp_path: Path) -> Iterator[Callable[[EngineSpec], Engine]]:
     """Start engines that are shut down after the test; a process that outlives its engine fails the test."""
     engines: list[Engine] = []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
 
 from kvpool.stores.disk_settings import DiskSettings
@@ -31,11 +29,7 @@ def main() -> None:
     store = open_store(root, ssd)
     worker = sw.Worker(store, seed)
     print("ready", flush=True)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        worker.turn()
-    store.close()
-    print(json.dumps(worker.counts), flush=True)
+    worker.work(seconds)
 
 
 if __name__ == "__main__":

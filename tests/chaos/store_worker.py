@@ -113,6 +113,14 @@ class Worker:
         moves = (self.put, self.get, self.leased_get, self.pinned, self.ranged, self.remove)
         self.chance.choices(moves, weights=(6, 6, 3, 2, 2, 1))[0](numbers, nbytes)
 
+    def work(self, seconds: float) -> None:
+        """Take turns, close the store, say what came of it."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.turn()
+        self.store.close()
+        print(json.dumps(self.counts), flush=True)
+
 
 def main() -> None:
     role, root, seconds, seed = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
@@ -123,11 +131,7 @@ def main() -> None:
         with store._pool.write_lock.held(), store._pool.environment.env.begin(write=True):
             print("inside", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        worker.turn()
-    store.close()
-    print(json.dumps(worker.counts), flush=True)
+    worker.work(seconds)
 
 
 if __name__ == "__main__":

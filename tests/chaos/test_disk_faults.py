@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 import threading
 import time
 
@@ -15,13 +14,7 @@ from kvpool.stores.local.disk.record import RECORD_BYTES
 from tests.chaos import disk_worker as dw
 from tests.chaos import store_worker as sw
 from tests.chaos.disk_moves import SIZE, eventually, get, on_disk, put, spilled, tiers, wiped
-
-
-@pytest.fixture
-def ssd(tmp_path):
-    folder = tmp_path / "ssd"
-    folder.mkdir()
-    return folder
+from tests.mounts import mounted
 
 
 def damage(ssd, store, number, name):
@@ -71,14 +64,8 @@ def test_damaged_records_are_dropped_by_the_scan(pool_root, ssd, caplog):
 @pytest.fixture
 def small_disk(tmp_path):
     """A filesystem of 24 MiB (a tmpfs, which has no O_DIRECT)."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir(mode=0o700)
-    command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", str(mounted)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
-    yield mounted
-    subprocess.run(["umount", "-l", str(mounted)], check=True)
+    with mounted(tmp_path / "disk", "tmpfs", "size=24m,mode=700") as folder:
+        yield folder
 
 
 def test_a_disk_smaller_than_the_tier(pool_root, small_disk, caplog):
@@ -136,20 +123,25 @@ def test_read_errors_are_transient_then_misses(pool_root, ssd, monkeypatch):
     store.close()
 
 
-def test_a_hung_disk_hangs_nobody(pool_root, ssd, monkeypatch):
-    """Reads do not come back: the caller is answered at its deadline, the tier goes off, nothing is ever written late."""
+def hung(pool_root, ssd, monkeypatch):
+    """A store with objects on a disk whose reads end only when the gate opens."""
     monkeypatch.setattr(tier, "STALL_S", 0.5)
     monkeypatch.setattr(tier, "_CLOSE_S", 0.3)
     store = dw.open_store(str(pool_root), str(ssd))
     spilled(store)
-    disk = store._pool.disk
-    gate, real = threading.Event(), disk.files.read_data
+    gate, real = threading.Event(), store._pool.disk.files.read_data
 
     def hang(*arguments: object) -> None:
-        gate.wait()
+        gate.wait(60)
         real(*arguments)
 
-    monkeypatch.setattr(disk.files, "read_data", hang)
+    monkeypatch.setattr(store._pool.disk.files, "read_data", hang)
+    return store, gate
+
+
+def test_a_hung_disk_hangs_nobody(pool_root, ssd, monkeypatch):
+    """Reads do not come back: the caller is answered at its deadline, the tier goes off, nothing is ever written late."""
+    store, gate = hung(pool_root, ssd, monkeypatch)
     memory = np.zeros((4, SIZE // 8), dtype=np.uint64)
     began = time.monotonic()
     results = store.get(sw.batch([0, 1, 2, 3], memory, SIZE), 0.3).results()
@@ -172,12 +164,7 @@ def test_a_hung_disk_hangs_nobody(pool_root, ssd, monkeypatch):
 
 
 def test_close_with_a_hung_disk(pool_root, ssd, monkeypatch):
-    monkeypatch.setattr(tier, "STALL_S", 0.5)
-    monkeypatch.setattr(tier, "_CLOSE_S", 0.3)
-    store = dw.open_store(str(pool_root), str(ssd))
-    spilled(store)
-    gate = threading.Event()
-    monkeypatch.setattr(store._pool.disk.files, "read_data", lambda *arguments: gate.wait())
+    store, gate = hung(pool_root, ssd, monkeypatch)
     memory = np.zeros((1, SIZE // 8), dtype=np.uint64)
     store.get(sw.batch([0], memory, SIZE), 0.2)
     pool = store._pool

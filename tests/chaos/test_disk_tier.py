@@ -6,21 +6,12 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from kvpool.stores.base import Tier
 from tests.chaos import disk_worker as dw
 from tests.chaos import store_worker as sw
 from tests.chaos.disk_moves import SIZE, get, on_disk, put, spilled, tiers, wiped
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def ssd(tmp_path):
-    folder = tmp_path / "ssd"
-    folder.mkdir()
-    return folder
 
 
 def test_a_working_set_larger_than_memory(pool_root, ssd):

@@ -2,26 +2,20 @@
 
 import errno
 import os
-import subprocess
 
 import pytest
 
 from kvpool.stores.local import LocalStore, arena
 from tests.chaos import store_worker as sw
 from tests.chaos.test_local_store import settled
+from tests.mounts import mounted
 
 
 @pytest.fixture
 def small_tmpfs(tmp_path):
     """A tmpfs of 12 MiB."""
-    mounted = tmp_path / "small"
-    mounted.mkdir(mode=0o700)
-    command = ["mount", "-t", "tmpfs", "-o", "size=12m,mode=700", "tmpfs", str(mounted)]
-    run = subprocess.run(command, capture_output=True, check=False)
-    if run.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {run.stderr.decode().strip()}")
-    yield mounted
-    subprocess.run(["umount", "-l", str(mounted)], check=True)
+    with mounted(tmp_path / "small", "tmpfs", "size=12m,mode=700") as folder:
+        yield folder
 
 
 def shrunken(store: LocalStore, caplog: pytest.LogCaptureFixture) -> None:

@@ -32,13 +32,6 @@ IDLE = {"dram_high": 99, "dram_low": 98}
 
 
 @pytest.fixture
-def ssd(tmp_path):
-    folder = tmp_path / "ssd"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def store(pool_root, ssd):
     """KEYS lie in memory and on the disk."""
     store = opened(pool_root, 16 * MIB, disk=settings(ssd))

@@ -1,13 +1,13 @@
 """Parts of the disk tier: calls on I/O threads, buffers, the switch, what is copied next, who may use a folder."""
 
 import os
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.mounts import mounted
 from tests.unit.stores.helpers import batch, get, has, key, opened, put
 
 from kvpool.stores.base import Status, Tier
@@ -21,13 +21,6 @@ from kvpool.stores.local.disk.iopool import Busy, IoCall, IoPool
 
 MIB = 1 << 20
 EAGER = {"dram_high": 0, "dram_low": 0}
-
-
-@pytest.fixture
-def ssd(tmp_path):
-    folder = tmp_path / "ssd"
-    folder.mkdir()
-    return folder
 
 
 def settings(ssd: Path, nbytes: int = 32 * MIB, **others) -> DiskSettings:
@@ -334,17 +327,9 @@ def test_a_put_of_what_the_disk_has_exists(pool_root, ssd):
 
 def test_without_o_direct_the_page_cache_is_used(pool_root, tmp_path, caplog):
     caplog.set_level("INFO")
-    mounted = tmp_path / "disk"
-    mounted.mkdir(mode=0o700)
-    command = ["mount", "-t", "ramfs", "-o", "mode=700", "ramfs", str(mounted)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
-    try:
-        store = opened(pool_root, 8 * MIB, disk=settings(mounted))
+    with mounted(tmp_path / "disk", "ramfs") as folder:
+        store = opened(pool_root, 8 * MIB, disk=settings(folder))
         put(store, [key(1)], fill=4)
         eventually(lambda: store.stats().tiers[1].objects == 1)
         assert store.verify() == []
         store.close()
-    finally:
-        subprocess.run(["umount", "-l", str(mounted)], check=True)
