@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 export KVPOOL_VENV := $(abspath $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ssd check test test-full bench clean
+.PHONY: help setup deps demo demo-ssd check test test-full bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make the development environment in .venv (PYTHON=... chooses the interpreter)
 	@scripts/setup.sh
+
+deps: ## install the system packages that tests of the other stores need (apt; as root or with sudo)
+	@scripts/deps.sh
 
 demo: setup ## a real model, twice: cold, then from the pool after a restart
 	@$(BIN)/python examples/demo.py

@@ -33,7 +33,7 @@ find_python() {
 }
 
 fingerprint() {
-    { "$python" --version; echo "$vllm"; cat "$root/requirements/cpu.txt" "$root/pyproject.toml" "${BASH_SOURCE[0]}"; } | cksum
+    { "$python" --version; echo "$vllm"; cat "$root/requirements/cpu.txt" "$root/requirements/stores.txt" "$root/pyproject.toml" "${BASH_SOURCE[0]}"; } | cksum
 }
 
 make_venv() {
@@ -78,6 +78,8 @@ install_all() {
     install "what vLLM needs on a CPU (requirements/cpu.txt)" -r "$rest" ||
         die "a requirement of requirements/cpu.txt could not be installed; pip's message is above."
     install "$vllm" --no-deps "$vllm" || die "pip could not install $vllm; it has wheels for Linux on x86-64 and aarch64 only."
+    install "the engines of the other stores (requirements/stores.txt)" -r "$root/requirements/stores.txt" ||
+        die "a requirement of requirements/stores.txt could not be installed; pip's message is above."
     install "kvpool and the development tools" --quiet --no-build-isolation -e "$root[dev]" ||
         die "kvpool itself could not be installed; pip's message is above."
 }
