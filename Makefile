@@ -30,10 +30,10 @@ check: setup ## lint, format, types, import floors, sizes
 	$(BIN)/python tools/check_sizes.py
 
 test: setup ## the tests without the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@scripts/test.sh $(ARGS)
 
 test-full: setup ## every test, the whole engine matrix included
-	$(BIN)/python -m pytest $(ARGS)
+	@scripts/test.sh -m "" $(ARGS)
 
 bench: setup ## measure (half an hour, on an idle machine; ARGS="local ttft" for some parts, "--quick" to try it)
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation -e ".[bench]"

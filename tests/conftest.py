@@ -18,6 +18,14 @@ SHARED_MEMORY = Path("/dev/shm")
 settings.register_profile("kvpool", deadline=None, print_blob=True)  # no deadline: test machines are small and shared
 settings.load_profile("kvpool")
 
+ENGINE_TESTS = Path(__file__).with_name("engine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(ENGINE_TESTS):
+            item.add_marker(pytest.mark.engine)
+
 
 @pytest.fixture
 def pool_root(tmp_path: Path) -> Iterator[Path]:

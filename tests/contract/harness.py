@@ -56,7 +56,7 @@ class Harness(Model):
         self._hasher = get_request_block_hasher(unit, hash_fn)
         self.prefixes = Prefixes(unit, check_store)
         real = isinstance(self.store, RealPool)  # whose parts open it by themselves
-        with nullcontext() if real else mock.patch("kvpool.engine.setup.build_store", return_value=self.store):
+        with nullcontext() if real else mock.patch("kvpool.engine.opening.build_store", return_value=self.store):
             self.scheduler = Scheduler(
                 config, kv_cache_config(spec), StructuredOutputManager(config), spec.block_size, unit, log_stats=True
             )

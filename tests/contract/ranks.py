@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -65,8 +65,11 @@ class Rank:
     def _as_this_rank(self) -> Iterator[None]:
         tp = SimpleNamespace(world_size=self.spec.tp, rank_in_group=self.tp_rank)
         pp = SimpleNamespace(world_size=self.spec.pp, rank_in_group=self.stage)
-        where = "kvpool.engine.cache_layout"
-        with mock.patch(f"{where}.get_tp_group", return_value=tp), mock.patch(f"{where}.get_pp_group", return_value=pp):
+        world = SimpleNamespace(local_rank=self.tp_rank)
+        groups = {"get_tp_group": tp, "get_pp_group": pp, "get_world_group": world}
+        with ExitStack() as stack:
+            for name, group in groups.items():
+                stack.enter_context(mock.patch(f"kvpool.engine.cache_layout.{name}", return_value=group))
             yield
 
     @property

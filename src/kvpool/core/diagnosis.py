@@ -15,7 +15,7 @@ class Evidence:
     namespace: str
     inputs: str
     records: Mapping[str, str]
-    pool_objects: int
+    pool_objects: int | None  # None: the store cannot count
     block_size: int
     store: str  # backend, why it was chosen, address, tenant
     unknown: int  # lookups that the store could not answer
@@ -32,10 +32,11 @@ def likely_cause(evidence: Evidence) -> str:
         if fields:
             told = "; ".join(f"{field}: ours {ours!r}, theirs {theirs!r}" for field, (ours, theirs) in fields.items())
             return f"the pool holds namespace {name}, which differs from ours ({evidence.namespace}) in {told[:600]}"
-    if not evidence.pool_objects:
+    if evidence.pool_objects == 0:
         return f"the pool is empty: do the instances that save use the same store and tenant? ({evidence.store})"
+    holds = "is not empty as far as it can tell" if evidence.pool_objects is None else f"holds {evidence.pool_objects} objects"
     floor = f", or below min_hit_tokens ({evidence.min_hit_tokens})" if evidence.min_hit_tokens else ""
     return (
-        f"the pool holds {evidence.pool_objects} objects of this namespace's peers, but no prompt began like a stored one: "
+        f"the pool {holds}, but no prompt began like a stored one: "
         f"prompts that share no prefix, or shorter than a block ({evidence.block_size} tokens){floor}"
     )

@@ -136,7 +136,8 @@ class Agreement:
         """What the pool says about hits that do not come. Asks the store: not for the engine's thread."""
         notes = {key.removeprefix(NOTES).decode(): text for key, text in store.notes(NOTES).items()}
         inputs = self.inputs.to_json() if self.inputs is not None else ""
-        return Evidence(self.namespace, inputs, notes, store.stats().objects, block_size, told, unknown, min_hit_tokens)
+        objects = store.stats().objects or (0 if store.capabilities.mapped else None)
+        return Evidence(self.namespace, inputs, notes, objects, block_size, told, unknown, min_hit_tokens)
 
     def _merged(self) -> NamespaceInputs:
         ranks = [self._ranks[r] for r in sorted(self._ranks)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 from vllm.model_executor.models.utils import extract_layer_index
 
 from kvpool.core.keys import Shard
@@ -147,3 +147,8 @@ def rank_name() -> int:
     """A number that tells the ranks of one engine apart: pipeline stage x tensor-parallel size + rank."""
     tp = get_tp_group()
     return get_pp_group().rank_in_group * tp.world_size + tp.rank_in_group
+
+
+def local_rank() -> int:
+    """The number of this worker's device on its host."""
+    return int(get_world_group().local_rank)

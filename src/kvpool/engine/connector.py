@@ -22,7 +22,8 @@ from kvpool.engine.agreement import Agreement
 from kvpool.engine.kv_events import kv_events_for
 from kvpool.engine.messages import PoolHandshake, PoolMetadata, WorkerReport
 from kvpool.engine.scheduler_side import SchedulerSide
-from kvpool.engine.setup import host_identity, open_store, read_setup
+from kvpool.engine.opening import open_store
+from kvpool.engine.setup import host_identity, read_setup
 from kvpool.engine.stats import PoolPromMetrics, PoolStats
 from kvpool.engine.worker_side import WorkerSide
 
@@ -55,7 +56,7 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            store = open_store(setup.options, vllm_config.device_config.device_type)
+            store = open_store(setup, "scheduler", vllm_config.device_config.device_type)
             probe = _hash_probe(vllm_config.cache_config.prefix_caching_hash_algo)
             host_bound = store.capabilities.host_bound
             agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound)

@@ -226,7 +226,7 @@ class _Search:
             self.note(keys, answers)
             for i, key, answer in zip(asked, keys, answers, strict=True):
                 # An object of another length is none that this engine can use, whoever wrote it.
-                if not isinstance(answer, Hit) or answer.nbytes != shard.nbytes or key in self.lost:
+                if not isinstance(answer, Hit) or answer.nbytes not in (0, shard.nbytes) or key in self.lost:
                     states[i] = Presence.UNKNOWN if answer is UNKNOWN else Presence.MISS
                     causes[i] = "lease_lost" if key in self.lost else _cause(answer)
         self._note_gaps(group, first, causes)

@@ -244,7 +244,7 @@ class SchedulerSide:
             for rank in report.handshakes:
                 self.meet(rank)
             self._cancel(self._held.step_ended(report.echoes, bad=bool(output.invalid_block_ids)))
-            for job_id, ended in report.jobs.items():
+            for job_id, ended in sorted(report.jobs.items()):  # as they were opened: a block is told before those behind it
                 self._merge(job_id, ended)
         for request_id in output.finished_recving or ():
             state = self._requests.get(request_id)

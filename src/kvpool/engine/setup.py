@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -17,8 +17,7 @@ from kvpool.core.hits import GroupSpec, alignment
 from kvpool.engine.groups import pool_groups
 from kvpool.engine.surroundings import describe_deployment, family_warnings, find_parent
 from kvpool.options import AscendStoreOptions, load_ascend_store
-from kvpool.stores import DiskSettings, build_store
-from kvpool.stores.base import Store
+from kvpool.options.backend_file import BackendFile
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,6 +40,8 @@ class EngineSetup:
     save_decode: bool
     give_back: int  # tokens at the end of a hit that the engine must compute again
     policy: str  # what vLLM does when a load fails: fail or recompute
+    backend_file: BackendFile | None = None  # the store's own configuration, where it has one
+    env_updates: Mapping[str, str] = field(default_factory=dict)  # to be set before the store opens
 
 
 def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> EngineSetup:
@@ -82,6 +83,8 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
         give_back=alignment(groups) if _drafts_from_hidden_states(vllm_config) else 0,
         policy=policy,
+        backend_file=loaded.backend_file,
+        env_updates=loaded.env_updates,
     )
 
 
@@ -125,44 +128,6 @@ def check_version(version: str) -> None:
         raise RuntimeError(f"kvpool needs vLLM 0.32 or newer, this is {version}")
     if numbers > (0, 32):
         logger.warning_once("kvpool: vLLM %s is newer than 0.32, on which kvpool is tested.", version)
-
-
-def open_store(options: AscendStoreOptions, device: str) -> Store:
-    """The store of the chosen backend, open. ValueError or OSError in one line."""
-    store = build_store(
-        options.backend,
-        root=options.local_pool_root,
-        name=options.local_pool_name,
-        dram_bytes=options.local_dram_size,
-        on_last_close=options.local_on_last_close,
-        device=device,
-        disk=disk_settings(options),
-        fault_plan_path=options.fault_plan_path,
-    )
-    store.open()
-    return store
-
-
-def disk_settings(options: AscendStoreOptions) -> DiskSettings | None:
-    """The disk tier of the local store; None where it is off."""
-    if not options.enable_ssd_offload or options.ssd_offload_path is None or options.local_ssd_size is None:
-        return None
-    return DiskSettings(
-        folder=str(PurePosixPath(options.ssd_offload_path)),
-        nbytes=options.local_ssd_size,
-        dram_high=options.local_dram_high_watermark,
-        dram_low=options.local_dram_low_watermark,
-        high=options.local_ssd_high_watermark,
-        low=options.local_ssd_low_watermark,
-        admission=options.local_ssd_admission,
-    )
-
-
-def pool_address(options: AscendStoreOptions) -> str:
-    """Where the pool is, for the log."""
-    from kvpool.stores.local.pool_dir import default_root
-
-    return f"{options.local_pool_root or default_root()}/{options.local_pool_name}"
 
 
 def host_identity() -> str:

@@ -12,11 +12,12 @@ from vllm.logger import init_logger
 from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.jobs import Job, JobReport, LoadJob, SaveJob, block_names
 from kvpool.devices import Device, Event
-from kvpool.engine.cache_layout import WorkerLayout, describe_caches, rank_name
+from kvpool.engine.cache_layout import WorkerLayout, describe_caches, local_rank, rank_name
 from kvpool.engine.log_gate import LogGate
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
 from kvpool.engine.runs import GRACE_S, JobRun
-from kvpool.engine.setup import EngineSetup, host_identity, open_store, pool_address
+from kvpool.engine.setup import EngineSetup, host_identity
+from kvpool.engine.opening import open_store, pool_address, pool_tenant
 from kvpool.engine.stats import PoolStats, labelled
 from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.engine.transfers import Outcome, Transfers
@@ -70,7 +71,7 @@ class WorkerSide:
 
     def register(self, vllm_config: VllmConfig, kv_config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> None:
         layout = describe_caches(vllm_config, kv_config, caches, self._setup.options.cache_namespace)
-        self._store = self._store or open_store(self._setup.options, layout.device)
+        self._store = self._store or open_store(self._setup, "worker", layout.device, local_rank(), rank_name())
         self._store.register(layout.regions)
         self._transfers = Transfers(self._store, layout.layouts)
         shards = tuple((one.group, str(one.shard), one.object_nbytes) for one in layout.layouts)
@@ -80,10 +81,11 @@ class WorkerSide:
     def _log_ready(self, layout: WorkerLayout, store: Store) -> None:
         options = self._setup.options
         logger.info(
-            "kvpool: store ready: backend=%s (%s), address=%s, tenant=default, qos=%s, capacity=%d bytes; rank %d holds %s",
+            "kvpool: store ready: backend=%s (%s), address=%s, tenant=%s, qos=%s, capacity=%d bytes; rank %d holds %s",
             options.backend,
             options.backend_reason,
-            pool_address(options),
+            pool_address(self._setup),
+            pool_tenant(self._setup),
             options.qos_priority,
             store.stats().capacity_bytes,
             rank_name(),

@@ -65,7 +65,7 @@ class Result(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """The object can be read now: ``nbytes`` long, from ``tier``."""
+    """The object can be read now, from ``tier``; ``nbytes`` long, or 0 where the store does not tell lengths."""
 
     tier: Tier
     nbytes: int

@@ -19,3 +19,8 @@ class StoreContext:
     device_id: int = 0
     rank: int = 0
     world_size: int = 1
+
+
+def device_kind(name: str) -> Device:
+    """What vLLM calls a device type, in our words: everything that is not cpu or cuda is an NPU or refused elsewhere."""
+    return "cpu" if name == "cpu" else "cuda" if name == "cuda" else "npu"

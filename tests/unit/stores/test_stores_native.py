@@ -1,0 +1,119 @@
+"""Calls that cannot be abandoned: a deadline ends the wait, never the call; a thread never dies; close says whether all is quiet."""
+
+import threading
+import time
+
+import pytest
+
+from kvpool.stores.base import Result, Status
+from kvpool.stores.native import Closed, NativeCalls, Transfer
+
+OK = Result(Status.OK)
+
+
+@pytest.fixture
+def calls():
+    made = NativeCalls("test", 1)
+    yield made
+    made.close(5)
+
+
+@pytest.fixture
+def gate():
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def fault(error: BaseException) -> Result:
+    return Result(Status.TRANSIENT, text=type(error).__name__)
+
+
+def test_a_call_and_its_value(calls):
+    call = calls.begin(lambda: 7, 5)
+    assert call.wait(5)
+    assert call.value() == 7
+    assert calls.ask(lambda: threading.current_thread().daemon, 5)
+
+
+def test_whatever_a_call_raises_the_thread_goes_on(calls):
+    def leave():
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        calls.ask(leave, 5)
+    with pytest.raises(ZeroDivisionError):
+        calls.ask(lambda: 1 / 0, 5)
+    assert calls.ask(lambda: "alive", 5) == "alive"
+
+
+def test_a_deadline_ends_the_wait_and_not_the_call(calls, gate):
+    call = calls.begin(lambda: [OK] * (1 + gate.wait(5)), 0.05)
+    transfer = Transfer(call, 2, fault)
+    assert not transfer.wait(0.05)
+    assert not transfer.abandon(), "the library is at the memory"
+    with pytest.raises(ValueError):
+        transfer.results()
+    gate.set()
+    assert transfer.wait(5)
+    assert transfer.results() == [OK, OK]
+
+
+def test_what_has_not_begun_can_be_abandoned_and_never_begins(calls, gate):
+    ran = []
+    first = calls.begin(gate.wait, 5)
+    transfer = Transfer(calls.begin(lambda: ran.append(1) or [OK], 5), 1, fault)
+    assert transfer.abandon()
+    assert transfer.done()
+    gate.set()
+    assert first.wait(5)
+    assert calls.ask(lambda: "next", 5) == "next"
+    assert ran == []
+    assert transfer.results() == [Result(Status.TRANSIENT, text="TimeoutError")]
+
+
+def test_a_call_whose_turn_comes_too_late_does_not_begin(calls, gate):
+    ran = []
+    calls.begin(gate.wait, 5)
+    late = calls.begin(lambda: ran.append(1), 0.05)
+    time.sleep(0.1)
+    gate.set()
+    assert late.wait(5)
+    with pytest.raises(TimeoutError):
+        late.value()
+    assert ran == []
+
+
+def test_ask_gives_up_in_time(calls, gate):
+    calls.begin(gate.wait, 5)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        calls.ask(lambda: 1, 0.05)
+    assert time.monotonic() - began < 1
+
+
+def test_close_tells_whether_a_call_still_runs(gate):
+    calls = NativeCalls("test", 2)
+    running, waiting = calls.begin(gate.wait, 5), [calls.begin(lambda: 1, 5) for _ in range(3)]
+    assert all(call.wait(5) for call in waiting)
+    assert not calls.close(0.05)
+    with pytest.raises(Closed):
+        calls.ask(lambda: 1, 1)
+    gate.set()
+    assert running.wait(5)
+    assert calls.close(5)
+
+
+def test_threads_are_as_many_as_needed(calls):
+    many = NativeCalls("many", 3)
+    barrier = threading.Barrier(3)
+    together = [many.begin(lambda: barrier.wait(5), 5) for _ in range(3)]
+    assert all(call.wait(5) for call in together)
+    assert sorted(call.value() for call in together) == [0, 1, 2]
+    assert many.close(5)
+
+
+def test_a_wrong_number_of_answers_is_a_failure_of_all(calls):
+    transfer = Transfer(calls.begin(lambda: [OK], 5), 2, fault)
+    assert transfer.wait(5)
+    assert [result.status for result in transfer.results()] == [Status.FATAL] * 2
