@@ -21,6 +21,7 @@ settings.load_profile("kvpool")
 ENGINE_TESTS = Path(__file__).with_name("engine")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(ENGINE_TESTS):

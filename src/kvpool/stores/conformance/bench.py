@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, make_store: Callable[[], Store]) -> None:
         self._make = make_store
         self._open: list[Store] = []
-        self._salt = secrets.token_hex(4)
+        self.namespace = secrets.token_hex(8)  # of this check alone: what else is in the pool is not touched
 
     def closed(self) -> Store:
         return self._make()
@@ -57,19 +57,15 @@ class Bench:
         return cast(MappedStore, self.store("mapped"))
 
     def close(self) -> None:
+        """Close what was opened; what the check stored is removed where the store can tell what is there."""
         for store in self._open:
+            if store.capabilities.listable:
+                store.clear(f"v1:{self.namespace[:-1]}".encode())
             store.close()
 
-    def empty(self) -> None:
-        """Nothing of an earlier check is left, where the store can tell what is there."""
-        store = self._make()
-        if store.capabilities.listable:
-            store.open()
-            store.clear(b"")
-            store.close()
-
-    def key(self, name: object, namespace: str = "0123456789abcdef") -> bytes:
-        return f"v1:{namespace}:g0:h0-7_l0-3_c0_0:{name}-{self._salt}".encode()
+    def key(self, name: object, variant: str = "0") -> bytes:
+        """A key of this check; ``variant``, one hex digit, makes another namespace of its own."""
+        return f"v1:{self.namespace[:-1]}{variant}:g0:h0-7_l0-3_c0_0:{name}".encode()
 
     @staticmethod
     def content(seed: int, count: int = 1, nbytes: int = SIZE) -> Bytes:

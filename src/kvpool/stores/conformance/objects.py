@@ -214,10 +214,12 @@ def remove_while_leased(bench: Bench) -> None:
 
 def list_and_clear(bench: Bench) -> None:
     store = bench.store("listable")
-    mine = [bench.key(i, namespace="a" * 16) for i in range(5)]
-    others = [bench.key(i, namespace="b" * 16) for i in range(5)]
+    mine = [bench.key(i, variant="a") for i in range(5)]
+    others = [bench.key(i, variant="b") for i in range(5)]
+    both, prefix = bench.key("")[:18], bench.key("", variant="a")[:19]
     bench.stored(store, mine + others, bench.content(19, 10))
-    same(sorted(store.list(b"v1:" + b"a" * 16)), sorted(mine), "list by prefix")
-    same(sorted(store.list()), sorted(mine + others), "list of all")
-    same(store.clear(b"v1:" + b"a" * 16), 5, "how many were cleared")
+    same(sorted(store.list(prefix)), sorted(mine), "list by prefix")
+    same(sorted(store.list(both)), sorted(mine + others), "list by a shorter prefix")
+    require(set(mine + others) <= set(store.list()), "list of all lacks some")
+    same(store.clear(prefix), 5, "how many were cleared")
     same(found(store, mine + others), [False] * 5 + [True] * 5, "presence after clear")
