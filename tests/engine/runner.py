@@ -43,12 +43,13 @@ class EngineFailure(RuntimeError):
 @dataclass
 class EngineSpec:
     """One engine. `model` is a name of `models.NAMES` or a folder; `args` are vLLM's engine arguments; the KV cache gets
-    `kv_bytes` per worker (None: vLLM decides, after a warm-up)."""
+    `kv_bytes` per worker (None: vLLM decides, after a warm-up). `prefix` comes before the command."""
 
     model: str
     args: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     kv_bytes: int | None = 256 << 20
+    prefix: list[str] = field(default_factory=list)
 
     def engine_args(self) -> dict[str, Any]:
         """The arguments for AsyncEngineArgs: float32, eager, no tokenizer, unless `args` says otherwise."""
@@ -125,7 +126,7 @@ class Engine:
         script = Path(__file__).with_name("worker_engine.py")
         with os.fdopen(fd, "wb") as log_file:
             self._process = subprocess.Popen(
-                [sys.executable, str(script), str(args_file), str(child_fd)],
+                [*spec.prefix, sys.executable, str(script), str(args_file), str(child_fd)],
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,

@@ -15,9 +15,10 @@ class CopyEngine(Protocol):
 
     name: str
 
-    def copy(self, targets: Int64, sources: Int64, sizes: Int64) -> None:
+    def copy(self, targets: Int64, sources: Int64, sizes: Int64, *, into_pool: bool) -> None:
         """Copy ``sizes[i]`` bytes from address ``sources[i]`` to ``targets[i]`` for every i (1-D, same length), and return when
-        all bytes have arrived. The runs must not overlap. The caller vouches for the addresses."""
+        all bytes have arrived. ``into_pool``: the targets are the store's memory, else the sources are. The runs must not overlap.
+        The caller vouches for the addresses."""
         ...
 
 

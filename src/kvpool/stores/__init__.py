@@ -13,7 +13,6 @@ from kvpool.stores.base import Store
 from kvpool.stores.context import StoreContext
 from kvpool.stores.disk_settings import DiskSettings
 
-
 BACKENDS = ("local", "mooncake", "memcache", "yuanrong")
 
 
@@ -39,8 +38,8 @@ def build_store(
 ) -> Store:
     """A store of this kind, not yet opened. ValueError, in one line, for an unknown backend, option or device.
 
-    ``local`` takes root, name, dram_bytes, on_last_close, device ("cpu" by default) and disk. The others take ``config``, what their
-    configuration file says, ``conf_path``, where it lies, and ``context``. With ``fault_plan_path`` the store is wrapped by
+    ``local`` takes root, name, dram_bytes, on_last_close, device ("cpu" by default) and disk. The others take ``config``, what
+    their configuration file says, ``conf_path``, where it lies, and ``context``. With ``fault_plan_path`` the store is wrapped by
     kvpool.stores.faulty, which does what that file says."""
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown (accepted: {', '.join(BACKENDS)})")

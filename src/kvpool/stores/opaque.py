@@ -25,10 +25,12 @@ from kvpool.stores.base import (
     Health,
     Hit,
     Lease,
+    Reader,
     Result,
     Status,
     Store,
     StoreStats,
+    Writer,
 )
 from kvpool.stores.native import Closed, NativeCalls, Transfer
 
@@ -207,6 +209,12 @@ class OpaqueStore(Store):
         return self._get(batch)
 
     # the rest
+
+    def begin_write(self, keys: Sequence[bytes], nbytes: int, deadline_s: float) -> Writer:
+        raise NotImplementedError(f"{self.name} cannot write in pieces")
+
+    def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
+        raise NotImplementedError(f"{self.name} cannot read in pieces")
 
     def remove(self, keys: Sequence[bytes]) -> list[Result]:
         transfers = self._transfers

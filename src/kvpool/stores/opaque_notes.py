@@ -1,7 +1,7 @@
 """Notes in a store that cannot list: small objects under well-known keys, a few places per prefix.
 
-A note lies in place ``i`` of its family (the name without what follows its last ``:``). A writer takes the first free place; when all
-are taken the note is not kept: notes explain, nothing depends on them.
+A note lies in place ``i`` of its family (the name without what follows its last ``:``). A writer takes the first free place; when
+all are taken the note is not kept: notes explain, nothing depends on them.
 """
 
 from __future__ import annotations

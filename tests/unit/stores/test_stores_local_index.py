@@ -26,10 +26,10 @@ MAP = 1 << 20
 class Broken(CpuCopyEngine):
     broken = False
 
-    def copy(self, targets, sources, sizes):
+    def copy(self, targets, sources, sizes, **side):
         if self.broken:
             raise RuntimeError("the device fell off")
-        super().copy(targets, sources, sizes)
+        super().copy(targets, sources, sizes, **side)
 
 
 @pytest.fixture

@@ -217,7 +217,7 @@ def test_overdue_between_reserve_and_publish_gives_the_slots_back(pool_root):
     class Blocking:
         name = "cpu"
 
-        def copy(self, targets, sources, sizes):
+        def copy(self, targets, sources, sizes, **side):
             ready.set()
             assert go.wait(10)
 
@@ -241,7 +241,7 @@ def test_a_failing_copy_gives_the_slots_back(pool_root):
     class Failing:
         name = "cpu"
 
-        def copy(self, targets, sources, sizes):
+        def copy(self, targets, sources, sizes, **side):
             raise RuntimeError("no")
 
     store = opened(pool_root, 16 * GRANULE, engine=Failing())
@@ -272,7 +272,7 @@ def test_bc_102_nothing_is_visible_before_its_bytes_are_there(pool_root):
     class Watching:
         name = "cpu"
 
-        def copy(self, targets, sources, sizes):
+        def copy(self, targets, sources, sizes, **side):
             seen.extend(has(other, keys))
 
     keys = [key(i) for i in range(4)]

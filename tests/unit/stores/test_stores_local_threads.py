@@ -22,11 +22,11 @@ class Gate(CpuCopyEngine):
         self.held: set[int] = set()
         self.inside, self.go = threading.Event(), threading.Event()
 
-    def copy(self, targets, sources, sizes):
+    def copy(self, targets, sources, sizes, **side):
         if threading.get_ident() in self.held:
             self.inside.set()
             assert self.go.wait(20)
-        super().copy(targets, sources, sizes)
+        super().copy(targets, sources, sizes, **side)
 
 
 class Call:

@@ -1,4 +1,4 @@
-"""Calls that cannot be abandoned: a deadline ends the wait, never the call; a thread never dies; close says whether all is quiet."""
+"""Calls that cannot be abandoned: a deadline ends the wait, never the call; a thread never dies; close tells."""
 
 import threading
 import time

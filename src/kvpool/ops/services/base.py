@@ -1,4 +1,4 @@
-"""The contract of a service that kvpool starts for trial and test: real processes on loopback, in one folder, outliving who started them."""
+"""The contract of a service that kvpool starts for trial and test: processes on loopback, in one folder, outliving who started them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One process: ``started`` is its start time in clock ticks (field 22 of /proc/PID/stat), so that a reused pid is not taken for it."""
+    """One process: ``started`` is its start time in clock ticks, so that a reused pid is not taken for it."""
 
     name: str
     pid: int
@@ -36,8 +36,8 @@ class Service(ABC):
 
     @abstractmethod
     def start(self, folder: Path, deadline_s: float) -> Started:
-        """Start, wait until it answers, write the client files. OSError with the reason in one line (and nothing left running) where
-        it does not come up in time; ValueError where the folder holds a service that runs."""
+        """Start, wait until it answers, write the client files. OSError with the reason in one line (and nothing left running)
+        where it does not come up in time; ValueError where the folder holds a service that runs."""
 
     @abstractmethod
     def stop(self, folder: Path, deadline_s: float) -> list[str]:

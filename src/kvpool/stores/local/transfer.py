@@ -72,13 +72,13 @@ def starts_of(sizes: Int64, offset: int = 0) -> Int64:
 def copy_in(pool: Pool, engine: CopyEngine, offsets: Int64, starts: Int64, addresses: Int64, sizes: Int64) -> None:
     """Segments into slots; ``offsets`` are the slots' places in the arena, ``addresses`` is [slots, segments]."""
     slots = (pool.arena.base + offsets)[:, None] + starts
-    engine.copy(slots.ravel(), addresses.ravel(), np.tile(sizes, len(offsets)))
+    engine.copy(slots.ravel(), addresses.ravel(), np.tile(sizes, len(offsets)), into_pool=True)
 
 
 def copy_out(pool: Pool, engine: CopyEngine, offsets: Int64, starts: Int64, addresses: Int64, sizes: Int64) -> None:
     """Slots into segments."""
     slots = (pool.arena.base + offsets)[:, None] + starts
-    engine.copy(addresses.ravel(), slots.ravel(), np.tile(sizes, len(offsets)))
+    engine.copy(addresses.ravel(), slots.ravel(), np.tile(sizes, len(offsets)), into_pool=False)
 
 
 def parts(count: int, nbytes: int, capacity: int) -> Iterator[slice]:
@@ -131,7 +131,7 @@ def copy_rows(engine: CopyEngine, batch: Batch, rows: Int64, bases: Int64, done:
     """Copy whole objects, which begin at ``bases``, into rows of the batch; ``done``, or what went wrong."""
     try:
         sources = bases[:, None] + starts_of(batch.sizes)
-        engine.copy(batch.addresses[rows].ravel(), sources.ravel(), np.tile(batch.sizes, len(rows)))
+        engine.copy(batch.addresses[rows].ravel(), sources.ravel(), np.tile(batch.sizes, len(rows)), into_pool=False)
     except Exception as error:  # noqa: BLE001 - travels in the results
         return failure(error)
     return done

@@ -1,0 +1,47 @@
+"""Live stores for tests: the real service of each store on this host, and how an engine or a test reaches it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvpool.ops.services import Service, Started
+from tests.engine.runner import EngineSpec
+
+STORES = ("mooncake", "memcache", "yuanrong")
+START_S, STOP_S = 60.0, 20.0
+
+
+@dataclass(frozen=True)
+class LiveStore:
+    """``prefix`` comes before the command of every process that uses the store."""
+
+    backend: str
+    started: Started
+    prefix: list[str] = field(default_factory=list)
+
+    def spec(self, spec: EngineSpec) -> EngineSpec:
+        """The same engine with this store instead of ``local``."""
+        config = dict(spec.args["kv_transfer_config"])
+        extra = {k: v for k, v in config["kv_connector_extra_config"].items() if not k.startswith("local_")}
+        config["kv_connector_extra_config"] = {**extra, "backend": self.backend}
+        args = {**spec.args, "kv_transfer_config": config}
+        return dataclasses.replace(spec, args=args, env={**spec.env, **self.started.env}, prefix=self.prefix)
+
+
+@contextmanager
+def live_store(backend: str, folder: Path) -> Iterator[LiveStore]:
+    """A service of its own in ``folder``, stopped afterwards. Skips, or in CI fails, where the machine lacks what it needs."""
+    service, prefix = _prepared(backend)
+    started = service.start(folder, START_S)
+    try:
+        yield LiveStore(backend, started, prefix)
+    finally:
+        service.stop(folder, STOP_S)
+
+
+def _prepared(backend: str) -> tuple[Service, list[str]]:
+    raise NotImplementedError(backend)
