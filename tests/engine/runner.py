@@ -10,12 +10,15 @@ Every wait has a deadline; when it passes, or when the engine dies, the whole gr
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import itertools
 import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +32,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tests.engine import models
+from tests.engine import forked, models
 
 Prompt = list[int]
 START_TIMEOUT_S = 300.0
@@ -123,17 +126,8 @@ class Engine:
         self._segments: set[Path] = set()
         self._buffer = b""
         self._reply_fd, child_fd = os.pipe()
-        script = Path(__file__).with_name("worker_engine.py")
-        with os.fdopen(fd, "wb") as log_file:
-            self._process = subprocess.Popen(
-                [*spec.prefix, sys.executable, str(script), str(args_file), str(child_fd)],
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                pass_fds=(child_fd,),
-                env=spec.environment(),
-                start_new_session=True,
-            )
+        self._process = _start_process(spec, args_file, fd, child_fd)
+        os.close(fd)
         os.close(child_fd)
         try:
             self.started: dict[str, Any] = self._wait(-1, start_timeout_s, "start")
@@ -264,6 +258,26 @@ class Engine:
         if self._reply_fd >= 0:
             os.close(self._reply_fd)
             self._reply_fd = -1
+
+
+def _start_process(spec: EngineSpec, args_file: Path, log: int, replies: int) -> subprocess.Popen[bytes] | forked.Frontend:
+    env = spec.environment()
+    if forked.can_fork(spec.env, spec.prefix):
+        return _nursery().start(args_file, env, log, replies)
+    script = Path(__file__).with_name("worker_engine.py")
+    command = [*spec.prefix, sys.executable, str(script), str(args_file), str(replies)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(replies,), env=env, start_new_session=True
+    )
+
+
+@functools.cache
+def _nursery() -> forked.Nursery:
+    folder = Path(tempfile.mkdtemp(prefix="kvpool-nursery-"))
+    nursery = forked.Nursery(EngineSpec(model="").environment(), folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(nursery.close)
+    return nursery
 
 
 def run(spec: EngineSpec, steps: list[dict[str, Any]], log_dir: Path | None = None) -> list[Any]:
