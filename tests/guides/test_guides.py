@@ -1,4 +1,7 @@
-"""Every input of the two deployment guides through the code of `kvpool config check`; what is expected stands in manifest.toml."""
+"""Every input of the two deployment guides through the code of `kvpool config check`; what is expected stands in manifest.toml.
+
+The host is one that has what the guides need: disks, huge pages, memory.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import NamedTuple
 
 import pydantic_core
 import pytest
+from tests.unit.options.mistake_cases import on
 
 from kvpool.options import Deployment, NotAvailableError, OptionError
 from kvpool.options.check import check, the_cleaned
@@ -62,7 +66,7 @@ def launch(tmp_path):
         transfer = _copy(item["config"], tmp_path).read_text() if "config" in item else None
         if item["kind"] == "config":
             transfer = path.read_text()
-        return Launch(transfer, [str(path)] if item["kind"] == "file" else [], None, _placed(env, item, tmp_path), Deployment())
+        return Launch(transfer, [str(path)] if item["kind"] == "file" else [], None, _placed(env, item, tmp_path), on())
 
     return prepare
 
@@ -109,7 +113,7 @@ def _run_script(path, env, changes, tmp_path):
 def _deployment(arguments):
     sizes = {name: arguments.get(flag) for name, flag in (("tp", "--tensor-parallel-size"), ("dp", "--data-parallel-size"))}
     known = {name: int(value) for name, value in sizes.items() if value is not None}
-    return Deployment(**known, eager="--enforce-eager" in arguments)
+    return on(**known, eager="--enforce-eager" in arguments)
 
 
 def outcome(item, launched, *, fix=False):

@@ -54,7 +54,9 @@ class LocalConf(OptionModel):
         alias="ock.mmc.local_service.max.dram.size",
         description="Largest dram.size of any process; not smaller than dram.size.",
     )
-    storage_enabled: Bool = Field(False, alias="ock.mmc.local_service.storage.enabled", description="SSD tier. Not available yet.")
+    storage_enabled: Bool = Field(
+        False, alias="ock.mmc.local_service.storage.enabled", description="SSD tier (UBS IO). Handed to the library; not run by us."
+    )
     disk_path: Annotated[str | None, text("absolute device paths, separated by colons", r"/[^\s:]+(?::/[^\s:]+)*")] = Field(
         None, alias="ubsio.disk.path", description="Block devices of the SSD tier; needed when it is on."
     )
@@ -62,7 +64,9 @@ class LocalConf(OptionModel):
         10, alias="ubsio.mem.size_in_gb", description="Memory of the SSD tier per process in GB; at least 5 when it is on."
     )
     device_count: Annotated[int | None, integer(1)] = Field(
-        None, alias="ubsio.standalone.device_count", description="Local services whose dram.size is not 0."
+        None,
+        alias="ubsio.standalone.device_count",
+        description="Local services of this host whose dram.size is not 0; needed with the SSD tier.",
     )
     force_new_disk: Bool = Field(True, alias="ubsio.standalone.force_new_disk", description="Treat the devices as new ones.")
 
@@ -149,13 +153,6 @@ def read_local_conf(content: str, path: str) -> Reading[LocalConf]:
         raise OptionError(
             f"{LOCAL}.dram.size", options.dram_size, f"is larger than max.dram.size={options.max_dram_size}", where=path
         )
-    if options.storage_enabled:
-        if not options.disk_path:
-            raise OptionError("ubsio.disk.path", None, "is required with storage.enabled", where=path)
-        if options.ubsio_memory_gb < 5:
-            raise OptionError(
-                "ubsio.mem.size_in_gb", options.ubsio_memory_gb, "must be at least 5 with storage.enabled", where=path
-            )
     return reading
 
 
@@ -166,15 +163,6 @@ def read_meta_conf(content: str, path: str) -> Reading[MetaConf]:
     if low is not None and high is not None and low >= high:
         raise OptionError("ock.mmc.evict_threshold_low", low, f"must be below evict_threshold_high={high}", where=path)
     return reading
-
-
-def check_pair(local: LocalConf, meta: MetaConf, path: str) -> None:
-    """OptionError where a local service would not find the meta service that ``meta`` starts."""
-    for name in ("meta_service_url", "config_store_url"):
-        mine, theirs = getattr(local, name), getattr(meta, name)
-        if mine != theirs:
-            alias = LocalConf.model_fields[name].alias or name
-            raise OptionError(alias, mine, f"differs from {theirs} of the meta service", where=path)
 
 
 def conf_kind(pairs: dict[str, str]) -> Literal["local", "meta"]:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from kvpool.cli import app
 from kvpool.options.document import document
+from kvpool.options.probe import HOST
 
 POOL = {
     "kv_connector": "AscendStoreConnector",
@@ -25,6 +26,8 @@ VARIABLES = (
     "YR_CONFIG_PATH",
     "DS_WORKER_ADDR",
     "PYTHONHASHSEED",
+    "MMC_META_CONFIG_PATH",
+    "ASCEND_GLOBAL_RESOURCE_CONFIG",
 )
 
 
@@ -32,6 +35,7 @@ VARIABLES = (
 def run(monkeypatch):
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(HOST, "accelerator", lambda: None)
 
     def invoke(*arguments, env=None):
         return CliRunner().invoke(app, ["config", "check", *map(str, arguments)], env={"COLUMNS": "200", **(env or {})})
