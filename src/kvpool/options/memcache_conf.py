@@ -79,7 +79,9 @@ class MetaConf(OptionModel):
         alias="ock.mmc.meta_service.config_store_url", description="Where its configuration store listens."
     )
     metrics_url: Annotated[str | None, URL] = Field(
-        None, alias="ock.mmc.meta_service.metrics_url", description="Where its metrics are served."
+        None,
+        alias="ock.mmc.meta_service.metrics_url",
+        description="Where its metrics are served; the library takes http://127.0.0.1:8000 where it is unset.",
     )
     log_level: LogLevel = Field("error", alias="ock.mmc.log_level", description="Of the library.")
     lease_ttl_ms: Annotated[int | None, integer(1)] = Field(None, alias="ock.mmc.meta.lease_ttl_ms", description="Lease of a read.")

@@ -13,6 +13,8 @@ from kvpool.options.ubsio import check_ubsio
 GIB = 1 << 30
 EXTEND_LIB = "MEMFABRIC_HYBRID_EXTEND_LIB_PATH"
 PROXY_PORT = 8000
+DEFAULT_METRICS = "http://127.0.0.1:8000"  # of the library
+MAX_DRAM = 1 << 40
 SERIES: dict[str, tuple[str, ...]] = {
     "device_rdma": ("A2", "A3"),
     "device_sdma": ("A3",),
@@ -68,14 +70,24 @@ def _check_sizes(conf: LocalConf, path: str, deployment: Deployment) -> list[str
     warnings = []
     if conf.dram_size == 0 and conf.max_dram_size is None:
         warnings.append(f"{LOCAL}.max.dram.size is not set: processes with other sizes of memory than this one (0GB) cannot join")
-    if conf.dram_size and conf.protocol.startswith("device_") and conf.dram_size % GIB:
-        whole = -(-conf.dram_size // GIB)
-        warnings.append(f"{LOCAL}.dram.size={conf.dram_size} is not a multiple of 1GB, in which NPUs map it: set {whole}GB")
+    warnings += _check_whole(conf, path, deployment)
     free = deployment.host.memory_available() if ranks is not None else None
     total = (conf.dram_size or 0) * (ranks or 1)
     if free is not None and total > free:
         warnings.append(f"{LOCAL}.dram.size: {ranks} ranks take {total / GIB:.1f} GB, but {free / GIB:.1f} GB of memory are free")
     return warnings
+
+
+def _check_whole(conf: LocalConf, path: str, deployment: Deployment) -> list[str]:
+    """Memory for NPUs is mapped by whole GB: on A3 anything else fails, elsewhere the library rounds up."""
+    if (conf.dram_size or 0) > MAX_DRAM:
+        raise OptionError(f"{LOCAL}.dram.size", conf.dram_size, "is more than 1TB, the most that one process can give", where=path)
+    if not conf.dram_size or conf.dram_size % GIB == 0:
+        return []
+    reason = f"is not a multiple of 1GB, in which NPUs map it: set {-(-conf.dram_size // GIB)}GB"
+    if deployment.hardware == "A3":
+        raise OptionError(f"{LOCAL}.dram.size", conf.dram_size, reason, where=path)
+    return [f"{LOCAL}.dram.size={conf.dram_size} {reason}"] if conf.protocol.startswith("device_") else []
 
 
 def _check_libraries(env: Mapping[str, str], deployment: Deployment) -> list[str]:
@@ -97,18 +109,17 @@ def check_meta(meta: MetaConf, path: str, proxy_port: int | None) -> list[str]:
     """mmc-meta.conf alone: OptionError where two of its listeners, or one and the proxy, want the same port."""
     seen: list[tuple[str, str]] = []
     for name in ("meta_service_url", "config_store_url", "metrics_url"):
-        url, alias = getattr(meta, name), MetaConf.model_fields[name].alias or name
-        if url is None:
-            continue
+        url, alias = getattr(meta, name) or DEFAULT_METRICS, MetaConf.model_fields[name].alias or name
         for other, other_alias in seen:
             if port_of(other) == port_of(url) and (host_of(other) == host_of(url) or is_wildcard(other) or is_wildcard(url)):
                 raise OptionError(alias, url, f"has the port of {other_alias}", where=path)
         if port_of(url) == proxy_port:
             raise OptionError(alias, url, f"has the port of the proxy ({proxy_port}): set another", where=path)
         seen.append((url, alias))
-    if proxy_port is None and meta.metrics_url is not None and port_of(meta.metrics_url) == PROXY_PORT:
+    metrics_url = meta.metrics_url or DEFAULT_METRICS
+    if proxy_port is None and port_of(metrics_url) == PROXY_PORT:
         return [
-            f"ock.mmc.meta_service.metrics_url={meta.metrics_url} has the port that the proxies take by default ({PROXY_PORT}): "
+            f"ock.mmc.meta_service.metrics_url={metrics_url} has the port that the proxies take by default ({PROXY_PORT}): "
             "on one host the second of them does not start"
         ]
     return []

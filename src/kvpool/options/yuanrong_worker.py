@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from kvpool.options.addresses import is_wildcard, only_here
 from kvpool.options.commands import Command
+from kvpool.options.configfile import read_text
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields
+from kvpool.options.jsonfile import read_json
 from kvpool.options.scalars import ADDRESS, Address, Bool, integer, text
 from kvpool.options.yuanrong_json import YuanrongOptions
 
-SWITCHES = ("w", "c", "a", "worker_args", "coordinator_args")
-OWN_OPTIONS = ("timeout", "t", "interleave", "d", "datasystem_home_dir")
+SWITCHES = ("w", "c", "a", "worker_args", "l", "localalloc", "enable_ums")
+NUMA = ("cpunodebind", "physcpubind", "interleave", "preferred", "membind", "localalloc", "N", "C", "i", "p", "m", "l")
+OWN_OPTIONS = ("timeout", "t", "datasystem_home_dir", "d", "enable_ums", *NUMA)
 DISCOVERY = ("coordinator_address", "etcd_address", "metastore_address")
 Text = Annotated[str | None, text("a string", r"[^\x00-\x1f]*")]
 
@@ -24,7 +27,9 @@ Text = Annotated[str | None, text("a string", r"[^\x00-\x1f]*")]
 class WorkerFlags(OptionModel):
     """Flags of a worker that others depend on; the rest goes to the library unchecked."""
 
-    worker_address: Address = Field(description="Where the worker is reached, from all workers; worker_addr of the local clients.")
+    worker_address: Address = Field(
+        "127.0.0.1:31501", description="Where the worker is reached, from all workers; worker_addr of the local clients."
+    )
     coordinator_address: Annotated[str | None, ADDRESS] = Field(None, description="Discovery by a coordinator.")
     etcd_address: Text = Field(None, description="Discovery by etcd.")
     metastore_address: Annotated[str | None, ADDRESS] = Field(None, description="Discovery by the worker's own metastore.")
@@ -44,6 +49,9 @@ class WorkerFlags(OptionModel):
 
 def read_worker(command: Command, where: str, deployment: Deployment) -> Reading[WorkerFlags] | None:
     """The flags of a worker; None for a command that starts none. OptionError for what the worker would refuse or misread."""
+    file = command.flags.get("f") or command.flags.get("worker_config_path")
+    if file:
+        return _read(_file_flags(file), file, deployment)
     order = command.order
     start = next((index for index, name in enumerate(order) if name in ("w", "a", "worker_args")), None)
     if start is None:
@@ -52,9 +60,20 @@ def read_worker(command: Command, where: str, deployment: Deployment) -> Reading
         raise OptionError(
             f"--{late[0]}", UNSET, f"stands after -{order[start]}, which takes all that follows: move it in front", where=where
         )
+    if command.joined:
+        raise OptionError(f"--{command.joined[0]}=", UNSET, "is not split at the =: write the value after a blank", where=where)
+    return _read(command.flags, where, deployment)
+
+
+def _file_flags(path: str) -> dict[str, object]:
+    """The flags in a file of `dscli start -f`, an object of {"value": …} by flag."""
+    entries = read_json(read_text(path, "--worker_config_path"), path)
+    return {key: entry["value"] for key, entry in entries.items() if isinstance(entry, dict) and entry.get("value") != ""}
+
+
+def _read(flags: Mapping[str, object], where: str, deployment: Deployment) -> Reading[WorkerFlags]:
     known = WorkerFlags.keys()
-    flags = {key: value for key, value in command.flags.items() if key in known}
-    reading = read_fields(WorkerFlags, flags, origin=where, where=where)
+    reading = read_fields(WorkerFlags, {key: value for key, value in flags.items() if key in known}, origin=where, where=where)
     check_discovery(reading.options, where)
     return Reading(reading.options, [*reading.warnings, *_check_memory(reading.options, where, deployment)], reading.sources)
 

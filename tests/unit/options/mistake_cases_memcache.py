@@ -65,6 +65,21 @@ FILES = [
         local(SDMA, f"{L}.dram.size = 2GB", env=NPU),
     ),
     Case(
+        f"{L}.dram.size=1610612736: is not a multiple of 1GB",
+        local(f"{L}.dram.size = 1536MB", deployment=on(device="npu", hardware="A3")),
+        local(f"{L}.dram.size = 2GB", deployment=on(device="npu", hardware="A3")),
+    ),
+    Case(
+        "is more than 1TB, the most that one process can give",
+        local(f"{L}.dram.size = 1025GB"),
+        local(f"{L}.dram.size = 1TB"),
+    ),
+    Case(
+        "is required, at least 644245094400, since dram.size differs",
+        files({"engine.conf": LOCAL + f"{L}.dram.size = 1GB\n", "standalone.conf": LOCAL + GIVES}),
+        files({"engine.conf": LOCAL + f"{L}.dram.size = 1GB\n", "standalone.conf": LOCAL + f"{L}.dram.size = 1GB\n"}),
+    ),
+    Case(
         "ranks of this engine",
         local(f"{L}.world_size = 4", deployment=on(tp=8)),
         local(f"{L}.world_size = 8", deployment=on(tp=8)),

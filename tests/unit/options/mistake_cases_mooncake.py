@@ -271,6 +271,21 @@ MASTER_FLAGS = [
         master("--port 50088 --enable_offload=true", SSD, env=SMALL),
     ),
     Case(
+        "a switch is on wherever it stands",
+        master("--port 50088 --enable_offload false"),
+        master("--port 50088 --enable_offload=false"),
+    ),
+    Case(
+        "expected milliseconds, or a number with ms, s, m or h",
+        master("--port 50088 --default_kv_lease_ttl 11sec"),
+        master("--port 50088 --default_kv_lease_ttl 11s"),
+    ),
+    Case(
+        "are not read: give them in the command",
+        master("--port 50088 --config_path master.yaml"),
+        master("--rpc_port 50088 --port 50051"),
+    ),
+    Case(
         "must be larger than ASCEND_TRANSFER_TIMEOUT=",
         master("--port 50088 --default_kv_lease_ttl 11000", env={"ASCEND_TRANSFER_TIMEOUT": "11000"}),
         master("--port 50088 --default_kv_lease_ttl 11000", env={"ASCEND_TRANSFER_TIMEOUT": "10000"}),

@@ -110,6 +110,7 @@ WORKERS = [
         workers(COORDINATOR, COORDINATOR.replace("31511", "31512")),
         workers(COORDINATOR, COORDINATOR),
     ),
+    Case("is not split at the =: write the value after a blank", workers(COORDINATOR.replace(" ", "=")), FITS),
     Case("no worker has this address", workers(COORDINATOR, raw={"worker_addr": "10.0.0.7:31501"}), FITS),
     Case(
         "does not go with enable_huge_tlb: set --enable_fallocate false",
