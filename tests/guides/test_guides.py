@@ -163,6 +163,30 @@ def test_commands_are_what_bash_can_read(item):
     assert item.get("message", "") in done.stderr
 
 
+@pytest.mark.parametrize("name", ["mooncake_master", "mooncake_master_tenants"])
+def test_commands_of_the_master_are_read(name):
+    text = (HERE / "commands" / f"{name}.sh").read_text(encoding="utf-8")
+    (section,) = check(None, [], {}, services=[text.partition("curl")[0]]).sections
+    assert {row.key: row.value for row in section.rows}["port"] == 50088
+
+
+@pytest.mark.parametrize("name", ["yuanrong_workers", "yuanrong_remote_h2d"])
+def test_commands_of_workers_are_read(name):
+    text = (HERE / "commands" / f"{name}.sh").read_text(encoding="utf-8")
+    for variable, value in (
+        ("WORKER_IP", "10.0.0.1"),
+        ("COORDINATOR_ADDRESS", "10.0.0.9:31511"),
+        ("ETCD_ADDRESS", "10.0.0.9:2379"),
+    ):
+        text = text.replace(f"${{{variable}}}", value)
+    commands = [command for command in re.split(r"\n\n", text) if "dscli start" in command and " -w" in command]
+    assert len(commands) >= 2
+    for command in commands:
+        checked = check(None, [], {}, services=[command], deployment=on())
+        assert checked.sections[0].title == "--service: dscli"
+        assert [line for line in checked.warnings if "relative" not in line] == []
+
+
 def test_every_file_is_in_the_manifest_once_or_stands_in_for_one():
     named = {item[key] for item in INPUTS for key in ("path", "config", "clean") if key in item}
     named |= {place for item in INPUTS for place in item.get("place", {}).values()}

@@ -9,17 +9,25 @@ from pydantic import Field
 
 from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields, unknown_key
-from kvpool.options.scalars import Bool, choice, integer, size, text
+from kvpool.options.scalars import Bool, Form, choice, integer, read_address, size, text
 
-URL = text(
-    "<scheme>://<host>:<port>", r"(?:tcp|tls|http|https)://[^\s:/]+:[0-9]{1,5}|(?:tcp|tls|http|https)://\[[^\s\]]+\]:[0-9]{1,5}"
-)
+_SCHEMES = ("tcp", "tls", "http", "https")
+
+
+def _read_url(value: object) -> str:
+    scheme, separator, address = value.partition("://") if isinstance(value, str) else ("", "", "")
+    if not separator or scheme not in _SCHEMES or re.search(r"\s", address):
+        raise ValueError
+    return f"{scheme}://{read_address(address)}"
+
+
+URL = Form("<scheme>://<host>:<port>", _read_url)
 LOCAL = "ock.mmc.local_service"
 PROTOCOLS = ("device_rdma", "device_sdma", "device_urma", "device_uboe", "host_rdma", "host_urma", "host_tcp", "host_shm")
 LogLevel = Annotated[str, choice("debug", "info", "warn", "error")]
 Percent = Annotated[int | None, integer(1, 100)]
 PASSED_ON = re.compile(
-    r"ock\.mmc\.(?:.*tls.*|log_.*|client\..*|local_service\.(?:.*hbm\.size|hcom_url|.*tls.*)|meta\..*|meta_service\..*)|ubsio\..*"
+    r"ock\.mmc\.(?:.*tls.*|log_.*|client\..*|local_service\.(?:.*hbm\.size|.*tls.*)|meta\..*|meta_service\..*)|ubsio\..*"
 )
 """Further keys of the library, which it checks itself."""
 
@@ -36,6 +44,9 @@ class LocalConf(OptionModel):
         alias="ock.mmc.local_service.config_store_url", description="Must equal that of mmc-meta.conf."
     )
     log_level: LogLevel = Field("error", alias="ock.mmc.log_level", description="Of the library.")
+    hcom_url: Annotated[str | None, URL] = Field(
+        None, alias="ock.mmc.local_service.hcom_url", description="Where this process listens with a host_ protocol."
+    )
     world_size: Annotated[int, integer(1)] = Field(
         256, alias="ock.mmc.local_service.world_size", description="Most local services there will ever be."
     )

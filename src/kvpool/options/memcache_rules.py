@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvpool.options.addresses import check_reachable, host_of, is_wildcard, port_of
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
+from kvpool.options.hardware_env import hardware_warnings
 from kvpool.options.memcache_conf import LOCAL, LocalConf, MetaConf
 from kvpool.options.ubsio import check_ubsio
 
@@ -30,7 +31,7 @@ def check_local(conf: LocalConf, path: str, env: Mapping[str, str], deployment: 
         check_reachable(_key(name), getattr(conf, name), deployment, path)
     warnings = _check_protocol(conf, path, deployment) + _check_sizes(conf, path, deployment)
     if conf.protocol.startswith("device_"):
-        warnings += _check_libraries(env, deployment)
+        warnings += _check_libraries(env, deployment) + hardware_warnings(env, deployment)
     if conf.storage_enabled:
         warnings += check_ubsio(conf, path, deployment)
     return warnings

@@ -76,7 +76,7 @@ class MooncakeOptions(OptionModel):
 def read_mooncake(content: str, path: str, env: Mapping[str, str], deployment: Deployment) -> Reading[MooncakeOptions]:
     """The effective options; OptionError naming file, key and accepted form."""
     raw = read_json(content, path)
-    fabric = env.get(FABRIC_MEMORY) == "1"
+    fabric = env.get(FABRIC_MEMORY) == "1" and str(raw.get("protocol") or "ascend").strip().lower() == "ascend"
     ssd_off = raw.get("enable_ssd_offload") in (None, False, 0) or str(raw["enable_ssd_offload"]).strip().lower() in ("false", "0")
     if ssd_off and not isinstance(raw.get("ssd_offload_path"), str):
         raw.pop("ssd_offload_path", None)

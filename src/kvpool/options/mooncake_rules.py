@@ -10,6 +10,7 @@ from kvpool.options.addresses import check_reachable
 from kvpool.options.deployment import Deployment
 from kvpool.options.environment import RESOURCE_CONFIG, resource_config
 from kvpool.options.errors import OptionError
+from kvpool.options.hardware_env import hardware_warnings
 from kvpool.options.mooncake_ssd import BUFFER, buffer_nbytes
 
 if TYPE_CHECKING:
@@ -27,12 +28,23 @@ def check_mooncake(options: MooncakeOptions, path: str, env: Mapping[str, str], 
     """Warnings; OptionError for what cannot start."""
     _check_protocol(options, path, deployment)
     check_reachable("master_server_address", options.master_server_address, deployment, path)
-    warnings = _check_fabric(options, env, deployment)
-    if options.protocol == "ascend" and options.device_name:
+    if options.protocol != "ascend":
+        warnings = _check_others(options, env, deployment)
+        return warnings + _check_memory(options, env, deployment)
+    warnings = _check_fabric(options, env, deployment) + hardware_warnings(env, deployment)
+    if options.device_name:
         warnings.append(f"device_name={options.device_name} has no effect with protocol ascend: leave it empty")
+    return warnings + _check_memory(options, env, deployment)
+
+
+def _check_others(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
+    """What there is to say of tcp and rdma."""
+    warnings = []
+    if env.get(FABRIC_MEMORY) == "1":
+        warnings.append(f"{FABRIC_MEMORY}=1 has no effect with protocol {options.protocol}")
     if options.protocol == "rdma" and deployment.device is not None and not deployment.host.rdma_devices():
         warnings.append("protocol=rdma: this host shows no RDMA device; tcp works everywhere")
-    return warnings + _check_memory(options, env, deployment)
+    return warnings
 
 
 def _check_protocol(options: MooncakeOptions, path: str, deployment: Deployment) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kvpool.options.addresses import is_wildcard, only_here
 from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.backend_file import BackendFile
 from kvpool.options.errors import OptionError
 from kvpool.options.fields import OptionModel
 from kvpool.options.lease import timeouts_ms
+from kvpool.options.memcache_conf import LocalConf
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_rules import LISTENS
 from kvpool.options.resources import check_resources, engine_line
@@ -34,6 +36,10 @@ def check_store(options: AscendStoreOptions, backend_file: BackendFile | None, e
 
 def check_conf(conf: OptionModel, env: Mapping[str, str]) -> Found:
     """The same for a file alone."""
+    if isinstance(conf, LocalConf) and conf.hcom_url is not None and (is_wildcard(conf.hcom_url) or not only_here(conf.hcom_url)):
+        return Found(
+            [], [f"memcache: this process listens on {conf.hcom_url} for other hosts: the pool belongs into a private network"]
+        )
     if not isinstance(conf, MooncakeOptions):
         return Found([], [])
     if conf.protocol == "ascend":

@@ -124,6 +124,21 @@ FILE = [
         lambda _: mooncake({}, FABRIC, on(device="npu", hardware="A3")),
     ),
     Case(
+        "ASCEND_ENABLE_USE_FABRIC_MEM=1 has no effect with protocol tcp",
+        lambda _: mooncake({"protocol": "tcp"}, FABRIC),
+        lambda _: mooncake({"protocol": "tcp"}, {"ASCEND_ENABLE_USE_FABRIC_MEM": "0"}),
+    ),
+    Case(
+        "HCCL_INTRA_ROCE_ENABLE is not 1",
+        lambda _: mooncake({}, {}, on(hardware="A2")),
+        lambda _: mooncake({}, {"HCCL_INTRA_ROCE_ENABLE": "1"}, on(hardware="A2")),
+    ),
+    Case(
+        "is set: the A5 series needs one of them",
+        lambda _: mooncake({}, {}, on(hardware="A5")),
+        lambda _: mooncake({}, {"ASCEND_LOCAL_COMM_RES": '{"version":"1.3"}'}, on(hardware="A5")),
+    ),
+    Case(
         "of ASCEND_GLOBAL_RESOURCE_CONFIG is less than global_segment_size",
         lambda _: mooncake({"global_segment_size": "33GB"}, FABRIC | {RESOURCE_CONFIG: '{"fabric_memory.max_capacity": 32}'}),
         lambda _: mooncake({"global_segment_size": "30GB"}, FABRIC | {RESOURCE_CONFIG: '{"fabric_memory.max_capacity": 32}'}),

@@ -60,10 +60,20 @@ def test_wrong_values(line, fragment):
     assert message.startswith(f"mmc-local.conf: {line.split(' =')[0]}=")
 
 
-@pytest.mark.parametrize("url", ["h:5000", "tcp://h", "tcp://:5000", "tcp://h:port", ""])
+@pytest.mark.parametrize(
+    "url", ["h:5000", "tcp://h", "tcp://:5000", "tcp://h:port", "tcp://h:0", "tcp://h:70000", "udp://h:5000", "tcp:// h:5000", ""]
+)
 def test_urls(url):
     with pytest.raises(OptionError, match="meta_service_url"):
         read_local_conf(LOCAL.replace("tcp://h:5000", url), "f")
+
+
+def test_a_listener_for_other_hosts_is_named(tmp_path):
+    for url, named in (("tcp://10.0.0.1:7000", 1), ("tcp://0.0.0.0:7000", 1), ("tcp://127.0.0.1:7000", 0)):
+        (tmp_path / "mmc-local.conf").write_text(LOCAL + f"{L}.hcom_url = {url}\n")
+        env = {"MMC_LOCAL_CONFIG_PATH": str(tmp_path / "mmc-local.conf")}
+        notes = load_ascend_store({"backend": "memcache"}, kv_role="kv_both", env=env).notes
+        assert sum(url in note for note in notes) == named
 
 
 def test_missing_url():
