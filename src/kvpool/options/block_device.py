@@ -29,13 +29,15 @@ _MAGICS: tuple[tuple[int, bytes, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Facts about a path. ``signature`` is what its first bytes are of: "" for nothing known, None where nobody could look."""
+    """Facts about a path. ``signature`` is what its first bytes are of: "" for nothing known, None where nobody could look;
+    ``nbytes`` its size, None where that is not known."""
 
     kind: Literal["block device", "missing", "other"]
     mounted_at: str = ""
     partitions: int = 0
     held_by: str = ""
     signature: str | None = ""
+    nbytes: int | None = None
 
 
 def signature_of(head: bytes) -> str:
@@ -65,10 +67,13 @@ def in_use(path: str, major: int, minor: int, root: Path, signature: str | None)
         partitions = sum((entry / "partition").exists() for entry in folder.iterdir())
     with suppress(OSError):
         holders = sorted(entry.name for entry in (folder / "holders").iterdir())
+    nbytes = None
+    with suppress(OSError, ValueError):
+        nbytes = int((folder / "size").read_text()) * 512
     if path in _first_words(root / "proc" / "swaps"):
         holders.append("swap")
     mounted_at = _mounted_at(root / "proc" / "self" / "mountinfo", path, f"{major}:{minor}")
-    return Disk("block device", mounted_at, partitions, ", ".join(holders), signature)
+    return Disk("block device", mounted_at, partitions, ", ".join(holders), signature, nbytes)
 
 
 def _read_signature(path: str) -> str | None:

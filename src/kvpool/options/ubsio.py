@@ -56,6 +56,8 @@ def _check_disk(name: str, disk: Disk, conf: LocalConf, path: str) -> list[str]:
         raise refuse("does not exist")
     if disk.kind != "block device":
         raise refuse("is no block device: give a disk, a partition or a loop device")
+    if disk.nbytes == 0:
+        raise refuse("has no size: a loop device needs a file (losetup), a disk its medium")
     if disk.mounted_at:
         raise refuse(f"is mounted at {disk.mounted_at}: it must belong to UBS IO alone")
     if disk.held_by:

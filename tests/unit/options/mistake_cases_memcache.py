@@ -185,6 +185,7 @@ DISK = [
         ssd(path="/dev/nvme9n1"),
     ),
     Case("is no block device", disk(kind="other"), RIGHT),
+    Case("has no size: a loop device needs a file", disk(nbytes=0), disk(nbytes=GIB)),
     Case("is mounted at", disk(mounted_at="/data"), RIGHT),
     Case("is in use by", disk(held_by="md0"), RIGHT),
     Case("which force_new_disk=true would destroy", disk(signature="xfs"), RIGHT),

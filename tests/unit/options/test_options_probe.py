@@ -103,4 +103,5 @@ def test_what_uses_a_block_device(tmp_path):
     put(tmp_path, "sys/dev/block/259:0/nvme0n1p1/partition", "1\n")
     (tmp_path / "sys/dev/block/259:0/holders/md0").mkdir(parents=True)
     put(tmp_path, "proc/swaps", "Filename Type Size Used Priority\n/dev/nvme0n1 partition 1 0 -2\n")
-    assert disk() == Disk("block device", partitions=1, held_by="md0, swap")
+    put(tmp_path, "sys/dev/block/259:0/size", "8\n")
+    assert disk() == Disk("block device", partitions=1, held_by="md0, swap", nbytes=4096)
