@@ -111,7 +111,7 @@ def _deployment(device: DeviceName | None, ranks: int | None, hosts: int | None,
         kind, hardware = "npu", cast(Hardware, device.value)
     elif device is not None:
         kind = cast(Device, device.value)
-    return Deployment(device=kind, hardware=hardware, tp=ranks, hosts=hosts, hash_algo=hash_algo)
+    return Deployment(device=kind, hardware=hardware, local_ranks=ranks, hosts=hosts, hash_algo=hash_algo)
 
 
 def _print_json(checked: Checked) -> None:

@@ -65,17 +65,19 @@ def _check_protocol(conf: LocalConf, path: str, deployment: Deployment) -> list[
 
 
 def _check_sizes(conf: LocalConf, path: str, deployment: Deployment) -> list[str]:
-    ranks = deployment.ranks if deployment.tp is not None else None
-    if ranks is not None and ranks > conf.world_size:
+    ranks = max(deployment.ranks, deployment.ranks_here)
+    if ranks > conf.world_size:
         raise OptionError(f"{LOCAL}.world_size", conf.world_size, f"is less than the {ranks} ranks of this engine", where=path)
     warnings = []
     if conf.dram_size == 0 and conf.max_dram_size is None:
         warnings.append(f"{LOCAL}.max.dram.size is not set: processes with other sizes of memory than this one (0GB) cannot join")
     warnings += _check_whole(conf, path, deployment)
-    free = deployment.host.memory_available() if ranks is not None else None
-    total = (conf.dram_size or 0) * (ranks or 1)
+    free = deployment.host.memory_available() if deployment.local_ranks is not None else None
+    total = (conf.dram_size or 0) * deployment.ranks_here
     if free is not None and total > free:
-        warnings.append(f"{LOCAL}.dram.size: {ranks} ranks take {total / GIB:.1f} GB, but {free / GIB:.1f} GB of memory are free")
+        warnings.append(
+            f"{LOCAL}.dram.size: {deployment.ranks_here} ranks take {total / GIB:.1f} GB, {free / GIB:.1f} GB of memory are free"
+        )
     return warnings
 
 

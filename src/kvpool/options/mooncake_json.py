@@ -15,6 +15,8 @@ from kvpool.options.mooncake_rules import FABRIC_MEMORY, check_mooncake
 from kvpool.options.mooncake_ssd import check_ssd
 from kvpool.options.scalars import Bool, Form, choice, read_address, read_size, size, text
 
+__all__ = ["DEFAULT_TENANT", "FABRIC_MEMORY", "GIB", "MooncakeOptions", "read_mooncake"]
+
 GIB = 1 << 30
 DEFAULT_TENANT = "default"
 _OVERRIDES = {"master_server_address": "MOONCAKE_MASTER", "global_segment_size": "MOONCAKE_GLOBAL_SEGMENT_SIZE"}

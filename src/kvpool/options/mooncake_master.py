@@ -125,6 +125,8 @@ def _check_tenant(flags: MasterFlags, client: MooncakeOptions, path: str) -> lis
         tenants = policy_tenants(read_text(uri, "tenant_quota_connector_uri"))
     except OptionError as error:
         return [f"{error}; tenants were not compared"]
+    if not tenants:
+        return [f"{uri}: no line with the name of a tenant was found; tenants were not compared"]
     if tenant not in tenants:
         registered = ", ".join(sorted(tenants)) or "none"
         reason = f"is not registered in {uri} (registered: {registered}): a strict master refuses its writes"

@@ -82,12 +82,12 @@ def _quota(env: Mapping[str, str]) -> object:
 
 def _check_memory(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
     """A warning where all ranks of this host would take more memory than is free."""
-    free = deployment.host.memory_available() if deployment.tp is not None else None
+    free = deployment.host.memory_available() if deployment.local_ranks is not None else None
     each = options.global_segment_size + options.local_buffer_size + (buffer_nbytes(env) if options.enable_ssd_offload else 0)
-    total = each * deployment.ranks
+    total = each * deployment.ranks_here
     if free is None or total <= free:
         return []
     return [
-        f"{deployment.ranks} ranks take {total / GIB:.1f} GB for the pool (segment, buffers), but {free / GIB:.1f} GB of memory "
-        "are free: lower global_segment_size or local_buffer_size"
+        f"{deployment.ranks_here} ranks take {total / GIB:.1f} GB for the pool (segment, buffers), but {free / GIB:.1f} GB of "
+        "memory are free: lower global_segment_size or local_buffer_size"
     ]

@@ -32,8 +32,8 @@ def check_ssd(
         whole = -(-sizes[BUFFER] // GIB) * GIB
         raise OptionError(BUFFER, sizes[BUFFER], f"is not a multiple of 1GB, which fabric memory needs: set {whole}")
     disk_nbytes = shutil.disk_usage(checked).total
-    warnings = capacity_warnings(sizes[LIMIT], deployment.ranks, disk_nbytes)
-    warnings += quota_warnings(sizes[QUOTA], deployment.ranks, disk_nbytes)
+    warnings = capacity_warnings(sizes[LIMIT], deployment.ranks_here, disk_nbytes)
+    warnings += quota_warnings(sizes[QUOTA], deployment.ranks_here, disk_nbytes)
     if policy == "none":
         warnings.append(f"{POLICY} is none: nothing more is written to the disk once its quota is full; set lru or fifo")
     return warnings

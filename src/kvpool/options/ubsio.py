@@ -39,8 +39,9 @@ def _check_count(conf: LocalConf, path: str, deployment: Deployment) -> None:
     if conf.device_count is None:
         reason = "is required with storage.enabled: the number of local services on this host whose dram.size is not 0"
         raise OptionError("ubsio.standalone.device_count", None, reason, where=path)
-    if deployment.tp is not None and conf.dram_size != 0 and conf.device_count != deployment.ranks:
-        reason = f"but {deployment.ranks} local services of this engine give memory: set {deployment.ranks}"
+    here = deployment.local_ranks
+    if here is not None and conf.dram_size != 0 and conf.device_count != here:
+        reason = f"but {here} local services of this engine give memory: set {here}"
         raise OptionError("ubsio.standalone.device_count", conf.device_count, reason, where=path)
 
 

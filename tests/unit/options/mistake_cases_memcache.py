@@ -86,8 +86,8 @@ FILES = [
     ),
     Case(
         "GB of memory are free",
-        local(f"{L}.dram.size = 2GB", deployment=on(tp=8, memory=15 * GIB)),
-        local(f"{L}.dram.size = 2GB", deployment=on(tp=8, memory=16 * GIB)),
+        local(f"{L}.dram.size = 2GB", deployment=on(local_ranks=8, memory=15 * GIB)),
+        local(f"{L}.dram.size = 2GB", deployment=on(local_ranks=8, memory=16 * GIB)),
     ),
     Case(
         "set host_shm (one host), host_tcp or host_rdma",
@@ -176,8 +176,8 @@ DISK = [
     Case("ubsio.standalone.device_count=null: is required", ssd(count=None), RIGHT),
     Case(
         "local services of this engine give memory: set",
-        ssd(count=1, deployment=on(tp=8)),
-        ssd(count=8, deployment=on(tp=8)),
+        ssd(count=1, deployment=on(local_ranks=8)),
+        ssd(count=8, deployment=on(tp=16, local_ranks=8)),
     ),
     Case(
         'ubsio.disk.path="/dev/nvme9n1": does not exist',

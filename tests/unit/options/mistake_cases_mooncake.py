@@ -145,8 +145,8 @@ FILE = [
     ),
     Case(
         "GB for the pool (segment, buffers), but",
-        lambda _: mooncake({}, {}, on(tp=8, memory=15 * GIB)),
-        lambda _: mooncake({}, {}, on(tp=8, memory=16 * GIB)),
+        lambda _: mooncake({}, {}, on(local_ranks=8, memory=15 * GIB)),
+        lambda _: mooncake({}, {}, on(local_ranks=8, memory=16 * GIB)),
     ),
     Case("tenant_id=7: expected a string", lambda _: mooncake({"tenant_id": 7}), lambda _: mooncake({"tenant_id": "7"})),
 ]

@@ -72,7 +72,11 @@ def test_a_policy_of_tenants():
 def test_a_policy_on_another_host_is_said_and_not_an_error(tmp_path):
     services = ["mooncake_master --port 50088 --enable_multi_tenants=true --tenant_quota_connector_uri=/missing/quotas.yaml"]
     lines = checked(tmp_path, {"mooncake.json": json.dumps(MASTER)}, services=services)
-    assert [line for line in lines if "tenants were not compared" in line]
+    assert [line for line in lines if "cannot be read" in line and "tenants were not compared" in line]
+    (tmp_path / "flow.yaml").write_text("{version: 1, tenants: [{name: default, quota: 1GB}]}")
+    services = [services[0].replace("/missing/quotas.yaml", str(tmp_path / "flow.yaml"))]
+    lines = checked(tmp_path, {"mooncake.json": json.dumps(MASTER)}, services=services)
+    assert [line for line in lines if "no line with the name of a tenant" in line]
 
 
 @pytest.mark.parametrize(
