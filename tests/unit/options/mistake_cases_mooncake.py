@@ -1,61 +1,20 @@
-"""How each mistake in choosing a store, and in configuring Mooncake, is made; see mistake_cases.py."""
+"""How each mistake in configuring Mooncake is made; see mistake_cases.py."""
 
 from __future__ import annotations
 
 import json
 from unittest.mock import patch
 
-from tests.unit.options.mistake_cases import GIB, LOCAL, MASTER, WORKER, Case, L, checked, mooncake, on, pool
+from tests.unit.options.mistake_cases import GIB, LOCAL, MASTER, WORKER, Case, checked, mooncake, on, pool
 
 from kvpool.options.check import check
 from kvpool.options.environment import RESOURCE_CONFIG
-from kvpool.options.load import read_ascend_store
-from kvpool.options.memcache_conf import read_local_conf
-from kvpool.options.mooncake_json import read_mooncake
 from kvpool.options.mooncake_ssd import BUFFER, LIMIT, POLICY, QUOTA
-from kvpool.options.versions import check_version
 
 FABRIC = {"ASCEND_ENABLE_USE_FABRIC_MEM": "1"}
 TEXT = json.dumps(MASTER)
 SMALL = {LIMIT: "1", QUOTA: "1", POLICY: "lru"}
 
-
-def backend_unset(env):
-    return read_ascend_store({}, kv_role="kv_both", env=env).warnings
-
-
-CHOICE = [
-    Case(
-        'is not set, but MMC_LOCAL_CONFIG_PATH is: set "backend": "memcache"',
-        lambda _: backend_unset({"MMC_LOCAL_CONFIG_PATH": "x"}),
-        lambda _: backend_unset({}),
-    ),
-    Case(
-        "MOONCAKE_CONFIG_PATH: is not set: the mooncake backend needs the path of its configuration file",
-        lambda folder: pool(folder, "mooncake"),
-        lambda folder: pool(folder, "mooncake", TEXT),
-    ),
-    Case(
-        "MMC_LOCAL_CONFIG_PATH: is not set: the memcache backend needs the path of its configuration file",
-        lambda folder: pool(folder, "memcache"),
-        lambda folder: pool(folder, "memcache", LOCAL),
-    ),
-    Case(
-        "YR_CONFIG_PATH: is not set (or DS_WORKER_ADDR): the yuanrong backend needs",
-        lambda folder: pool(folder, "yuanrong"),
-        lambda folder: pool(folder, "yuanrong", env={"DS_WORKER_ADDR": "10.0.0.1:31501"}),
-    ),
-    Case(
-        "cannot be read: No such file or directory",
-        lambda folder: pool(folder, "mooncake", env={"MOONCAKE_CONFIG_PATH": str(folder / "missing")}),
-        lambda folder: pool(folder, "mooncake", TEXT),
-    ),
-    Case(
-        "a comment is not JSON",
-        lambda folder: pool(folder, "mooncake", TEXT + " # the master"),
-        lambda folder: pool(folder, "mooncake", TEXT),
-    ),
-]
 
 FILE = [
     Case(
@@ -318,6 +277,11 @@ MASTER_FLAGS = [
     ),
     Case("is required with enable_multi_tenants", master("--port 50088 --enable_multi_tenants=true"), master(STRICT)),
     Case(
+        "tenants were not compared",
+        master(STRICT.replace("POLICY", "/missing/quotas.yaml")),
+        master(STRICT),
+    ),
+    Case(
         "a strict master refuses its writes",
         master(STRICT, {"tenant_id": "team-b"}),
         master(STRICT, {"tenant_id": " team-a "}),
@@ -325,40 +289,9 @@ MASTER_FLAGS = [
 ]
 
 
-def version(backend, installed, options=None, *, ranged=False):
-    def read(_):
-        check_version(backend, installed, options, ranged=ranged)
-        return []
-
-    return read
-
-
-TENANT = read_mooncake(json.dumps({**MASTER, "tenant_id": "team-a"}), "f", {}, on()).options
-STORAGE = read_local_conf(f"{LOCAL}{L}.storage.enabled = true\n", "f").options
-VERSIONS = [
-    Case("is too old: kvpool needs at least 0.3.11.post1", version("mooncake", "0.3.11"), version("mooncake", "0.3.11.post1")),
-    Case(
-        "is too old: tenant_id=team-a needs at least 0.3.12",
-        version("mooncake", "0.3.11.post2", TENANT),
-        version("mooncake", "0.3.12", TENANT),
-    ),
-    Case(
-        "is too old: use_layerwise needs at least 0.3.13",
-        version("mooncake", "0.3.12.post4", ranged=True),
-        version("mooncake", "0.3.13", ranged=True),
-    ),
-    Case(
-        "is too old: storage.enabled needs at least 1.2.0",
-        version("memcache", "1.1.9", STORAGE),
-        version("memcache", "1.3.0", STORAGE),
-    ),
-]
-
 AREAS = {
-    "Which store, and its file": CHOICE,
     "mooncake.json": FILE,
     "Transfer resources and times": RESOURCES,
     "Disk tier of Mooncake": DISK,
     "mooncake_master": MASTER_FLAGS,
-    "Versions": VERSIONS,
 }

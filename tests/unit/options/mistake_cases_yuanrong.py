@@ -111,6 +111,12 @@ WORKERS = [
         workers(COORDINATOR, COORDINATOR),
     ),
     Case("is not split at the =: write the value after a blank", workers(COORDINATOR.replace(" ", "=")), FITS),
+    Case("is that of --service 1 too", at("10.0.0.1:31501", LOOPBACK.replace("127.0.0.1:31501", "10.0.0.1:31501")), FITS),
+    Case(
+        "is relative: the logs lie wherever the worker is started",
+        workers(f"{COORDINATOR} --log_dir logs"),
+        workers(f"{COORDINATOR} --log_dir /logs"),
+    ),
     Case("no worker has this address", workers(COORDINATOR, raw={"worker_addr": "10.0.0.7:31501"}), FITS),
     Case(
         "does not go with enable_huge_tlb: set --enable_fallocate false",
