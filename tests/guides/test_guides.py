@@ -1,4 +1,7 @@
-"""Every input of the two deployment guides through the code of `kvpool config check`; what is expected stands in manifest.toml."""
+"""Every input of the two deployment guides through the code of `kvpool config check`; what is expected stands in manifest.toml.
+
+The host is one that has what the guides need: disks, huge pages, memory.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import NamedTuple
 
 import pydantic_core
 import pytest
+from tests.unit.options.mistake_cases import on
 
 from kvpool.options import Deployment, NotAvailableError, OptionError
 from kvpool.options.check import check, the_cleaned
@@ -62,7 +66,7 @@ def launch(tmp_path):
         transfer = _copy(item["config"], tmp_path).read_text() if "config" in item else None
         if item["kind"] == "config":
             transfer = path.read_text()
-        return Launch(transfer, [str(path)] if item["kind"] == "file" else [], None, _placed(env, item, tmp_path), Deployment())
+        return Launch(transfer, [str(path)] if item["kind"] == "file" else [], None, _placed(env, item, tmp_path), on())
 
     return prepare
 
@@ -109,7 +113,7 @@ def _run_script(path, env, changes, tmp_path):
 def _deployment(arguments):
     sizes = {name: arguments.get(flag) for name, flag in (("tp", "--tensor-parallel-size"), ("dp", "--data-parallel-size"))}
     known = {name: int(value) for name, value in sizes.items() if value is not None}
-    return Deployment(**known, eager="--enforce-eager" in arguments)
+    return on(**known, eager="--enforce-eager" in arguments)
 
 
 def outcome(item, launched, *, fix=False):
@@ -157,6 +161,30 @@ def test_commands_are_what_bash_can_read(item):
     done = subprocess.run(["bash", "-n", HERE / item["path"]], capture_output=True, text=True, timeout=30, check=False)
     assert ("parsed" if done.returncode == 0 else "refused") == item["outcome"], done.stderr
     assert item.get("message", "") in done.stderr
+
+
+@pytest.mark.parametrize("name", ["mooncake_master", "mooncake_master_tenants"])
+def test_commands_of_the_master_are_read(name):
+    text = (HERE / "commands" / f"{name}.sh").read_text(encoding="utf-8")
+    (section,) = check(None, [], {}, services=[text.partition("curl")[0]]).sections
+    assert {row.key: row.value for row in section.rows}["port"] == 50088
+
+
+@pytest.mark.parametrize("name", ["yuanrong_workers", "yuanrong_remote_h2d"])
+def test_commands_of_workers_are_read(name):
+    text = (HERE / "commands" / f"{name}.sh").read_text(encoding="utf-8")
+    for variable, value in (
+        ("WORKER_IP", "10.0.0.1"),
+        ("COORDINATOR_ADDRESS", "10.0.0.9:31511"),
+        ("ETCD_ADDRESS", "10.0.0.9:2379"),
+    ):
+        text = text.replace(f"${{{variable}}}", value)
+    commands = [command for command in re.split(r"\n\n", text) if "dscli start" in command and " -w" in command]
+    assert len(commands) >= 2
+    for command in commands:
+        checked = check(None, [], {}, services=[command], deployment=on())
+        assert checked.sections[0].title == "--service: dscli"
+        assert [line for line in checked.warnings if "relative" not in line] == []
 
 
 def test_every_file_is_in_the_manifest_once_or_stands_in_for_one():

@@ -136,7 +136,6 @@ def shares_buffers(options: AscendStoreOptions, deployment: Deployment) -> bool:
 
 def refuse_later_work(options: AscendStoreOptions, deployment: Deployment, where: str) -> None:
     """NotAvailableError for valid options of later versions."""
-    refuse_unavailable(f"backend {options.backend}", "backend", options.backend, where)
     if options.use_layerwise:
         refuse_unavailable("use_layerwise", "use_layerwise", True, where)
     if options.consumer_is_to_put:

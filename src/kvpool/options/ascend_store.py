@@ -48,7 +48,7 @@ class AscendStoreOptions(OptionModel):
     backend: Annotated[BackendName, choice(*BACKENDS)] = Field(
         "local",
         description="The store. Unset: `mooncake` where MOONCAKE_CONFIG_PATH is set, else `local`; a start-up warning says which, "
-        "and a configuration that hints at another store is refused. mooncake, memcache and yuanrong are not available yet.",
+        "and a configuration that hints at another store is refused.",
     )
     backend_reason: str = Field("default", description="Why this backend was chosen (a result, not a key).")
     lookup_rpc_port: Annotated[str | int, Form("a string or an integer", read_label)] = Field(

@@ -6,13 +6,9 @@ from kvpool.options.errors import NotAvailableError
 
 NOT_YET = frozenset(
     {
-        "backend mooncake",
-        "backend memcache",
-        "backend yuanrong",
         "use_layerwise",
         "storing for a prefill side with other parallel sizes",
         "sparse_kv_offload_config",
-        "SSD offload of Mooncake and MemCache",
         "MooncakeConnectorV1",
         "SfaRemoteD2HConnector",
     }

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvpool.options.ascend_store import BackendName
-from kvpool.options.availability import refuse_unavailable
 from kvpool.options.backend import CONFIG_VARIABLE
 from kvpool.options.configfile import read_text
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import OptionModel
 from kvpool.options.memcache_conf import read_local_conf
+from kvpool.options.memcache_rules import check_local
 from kvpool.options.mooncake_json import read_mooncake
 from kvpool.options.yuanrong_json import read_yuanrong
 
@@ -26,13 +26,6 @@ class BackendFile:
     options: OptionModel
     warnings: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
-    ssd: bool = False
-
-    def refuse_unavailable_parts(self) -> None:
-        """NotAvailableError where the file switches on what this version does not have."""
-        if self.ssd:
-            key = "enable_ssd_offload" if self.backend == "mooncake" else "ock.mmc.local_service.storage.enabled"
-            refuse_unavailable("SSD offload of Mooncake and MemCache", key, True, self.path)
 
 
 def read_backend_file(
@@ -46,8 +39,7 @@ def read_backend_file(
     if not path:
         if backend == "yuanrong" and env.get("DS_WORKER_ADDR"):
             return parse_backend_file(backend, "", "{}", env, deployment, use_layerwise=use_layerwise)
-        also = " (or DS_WORKER_ADDR)" if backend == "yuanrong" else ""
-        raise OptionError(variable, UNSET, f"is not set{also}: the {backend} backend needs the path of its configuration file")
+        raise OptionError(variable, UNSET, _missing(backend, deployment))
     return parse_backend_file(backend, path, read_text(path, variable), env, deployment, use_layerwise=use_layerwise)
 
 
@@ -57,11 +49,21 @@ def parse_backend_file(
     """Parse ``text``, which lies at ``path``. ``use_layerwise`` is the connector's, where there is one."""
     if backend == "mooncake":
         mooncake = read_mooncake(text, path, env, deployment)
-        return BackendFile(
-            backend, path, mooncake.options, mooncake.warnings, mooncake.sources, mooncake.options.enable_ssd_offload
-        )
+        return BackendFile(backend, path, mooncake.options, mooncake.warnings, mooncake.sources)
     if backend == "memcache":
         local = read_local_conf(text, path)
-        return BackendFile(backend, path, local.options, local.warnings, local.sources, local.options.storage_enabled)
-    yuanrong = read_yuanrong(text, path, env, use_layerwise=use_layerwise)
+        warnings = local.warnings + check_local(local.options, path, env, deployment)
+        return BackendFile(backend, path, local.options, warnings, local.sources)
+    yuanrong = read_yuanrong(text, path, env, deployment, use_layerwise=use_layerwise)
     return BackendFile(backend, path, yuanrong.options, yuanrong.warnings, yuanrong.sources)
+
+
+def _missing(backend: str, deployment: Deployment) -> str:
+    """What to say where the variable with the path of the file is not set."""
+    also = " (or DS_WORKER_ADDR)" if backend == "yuanrong" else ""
+    reason = f"is not set{also}: the {backend} backend needs the path of its configuration file"
+    if backend != "memcache":
+        return reason
+    package = deployment.host.package_folder("memcache_hybrid")
+    place = f"{package}/config" if package else "the folder config of the package memcache_hybrid, which is not installed here"
+    return f"{reason}; a file to start from is mmc-local.conf in {place}"

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvpool.options.backend_file import parse_backend_file
+from kvpool.options.backend_file import BackendFile, parse_backend_file
 from kvpool.options.configfile import read_text
+from kvpool.options.cross_check import Parts, cross_check, read_commands, read_meta
 from kvpool.options.deployment import UNKNOWN, Deployment
 from kvpool.options.errors import UNSET, OptionError
+from kvpool.options.fields import Reading
 from kvpool.options.jsonfile import clean, read_json
-from kvpool.options.memcache_conf import LocalConf, MetaConf, check_pair, clean_conf, conf_kind, parse_conf, read_meta_conf
-from kvpool.options.report import Section, options_section, transfer_sections
-from kvpool.options.transfer import parse_transfer_config
+from kvpool.options.memcache_conf import MetaConf, clean_conf, conf_kind, parse_conf, read_meta_conf
+from kvpool.options.report import Section, options_section, resources_section, transfer_sections
+from kvpool.options.store_rules import check_conf
+from kvpool.options.transfer import ParsedTransfer, parse_transfer_config
 
 FileKind = Literal["mooncake", "yuanrong", "memcache local", "memcache meta", "kv-transfer-config"]
 TRANSFER = "kv-transfer-config"
@@ -22,12 +25,14 @@ ADDITIONAL = "additional-config"
 
 @dataclass(slots=True)
 class Checked:
-    """The report. ``cleaned`` holds, by source, the texts that had slips and were cleaned; ``removed`` says what was removed."""
+    """The report. ``cleaned`` holds, by source, the texts that had slips and were cleaned; ``removed`` says what was removed;
+    ``notes`` are facts to know."""
 
     sections: list[Section] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     cleaned: dict[str, str] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def file_kind(path: str, text: str) -> FileKind:
@@ -55,9 +60,14 @@ def check(
     additional: str | None = None,
     fix: bool = False,
     deployment: Deployment = UNKNOWN,
+    meta: str | None = None,
+    services: Sequence[str] = (),
+    proxy_port: int | None = None,
 ) -> Checked:
-    """Parse a kv-transfer-config and files; OptionError for what must not start. With ``fix``, slips are cleaned first."""
-    checked = Checked()
+    """Parse a kv-transfer-config, files and commands of services, and compare them; OptionError for what must not start.
+
+    With ``fix``, slips are cleaned first. ``meta`` is the path of an mmc-meta.conf; ``proxy_port`` is where the proxy listens."""
+    checked, parts = Checked(), Parts()
     texts = {path: read_text(path, "--file") for path in files}
     kinds = {path: file_kind(path, text) for path, text in texts.items()}
     if fix:
@@ -67,11 +77,15 @@ def check(
     transfers = [] if transfer is None else [(TRANSFER, transfer)]
     transfers += [(path, text) for path, text in texts.items() if kinds[path] == TRANSFER]
     additional_config = None if additional is None else read_json(additional, ADDITIONAL)
-    _check_files([(path, kinds[path], text) for path, text in texts.items() if kinds[path] != TRANSFER], env, deployment, checked)
+    _check_files(
+        [(path, kinds[path], text) for path, text in texts.items() if kinds[path] != TRANSFER], env, deployment, checked, parts
+    )
     for source, text in transfers:
         parsed = parse_transfer_config(read_json(text, source), env=env, additional_config=additional_config, deployment=deployment)
         checked.sections += transfer_sections(parsed, env, deployment)
         checked.warnings += parsed.warnings
+        _add_connectors(parsed, checked, parts)
+    _compare(parts, env, deployment, checked, meta, services, proxy_port)
     return checked
 
 
@@ -85,27 +99,49 @@ def _cleaned(source: str, text: str, checked: Checked, *, conf: bool = False) ->
 
 
 def _check_files(
-    files: Sequence[tuple[str, FileKind, str]], env: Mapping[str, str], deployment: Deployment, checked: Checked
+    files: Sequence[tuple[str, FileKind, str]], env: Mapping[str, str], deployment: Deployment, checked: Checked, parts: Parts
 ) -> None:
-    locals_: list[tuple[str, LocalConf]] = []
-    metas: list[MetaConf] = []
+    """Parse files of stores into ``checked`` and ``parts``."""
     for path, kind, text in files:
-        title = f"{kind}: {path}"
+        parsed: Reading[MetaConf] | BackendFile
         if kind == "memcache meta":
-            meta = read_meta_conf(text, path)
-            metas.append(meta.options)
-            checked.sections.append(options_section(title, meta.options, meta.sources))
-            checked.warnings += meta.warnings
-            continue
-        parsed = parse_backend_file(kind.split()[0], path, text, env, deployment)
-        parsed.refuse_unavailable_parts()
-        if isinstance(parsed.options, LocalConf):
-            locals_.append((path, parsed.options))
-        checked.sections.append(options_section(title, parsed.options, parsed.sources))
-        checked.warnings += parsed.warnings
-    for path, local in locals_:
-        for meta_options in metas:
-            check_pair(local, meta_options, path)
+            parsed = read_meta_conf(text, path)
+        else:
+            parsed = parse_backend_file(kind.split()[0], path, text, env, deployment)
+        parts.add(path, parsed.options)
+        checked.sections.append(options_section(f"{kind}: {path}", parsed.options, parsed.sources))
+        found = check_conf(parsed.options, env)
+        checked.warnings += parsed.warnings + found.warnings
+        checked.notes += found.notes
+
+
+def _add_connectors(parsed: ParsedTransfer, checked: Checked, parts: Parts) -> None:
+    """The stores that connectors use take part in the comparison."""
+    for loaded in [connector.loaded for connector in parsed.connectors if connector.loaded is not None]:
+        checked.notes += loaded.notes
+        if loaded.backend_file is not None:
+            parts.add(loaded.backend_file.path or "environment", loaded.backend_file.options)
+            parts.deadline(loaded.options.load_timeout_ms)
+
+
+def _compare(
+    parts: Parts,
+    env: Mapping[str, str],
+    deployment: Deployment,
+    checked: Checked,
+    meta: str | None,
+    services: Sequence[str],
+    proxy_port: int | None,
+) -> None:
+    sections, warnings = read_commands(list(services), parts, deployment)
+    checked.sections += sections + read_meta(meta, env, parts)
+    if parts.mooncake:
+        checked.sections += resources_section(env)
+    checked.warnings += warnings + cross_check(parts, env, proxy_port)
+    checked.warnings = list(dict.fromkeys(checked.warnings))
+    if deployment.device is None and (parts.mooncake or parts.local):
+        checked.notes.append("the device is not known, so protocols were not compared with it: give --device")
+    checked.notes = list(dict.fromkeys(checked.notes))
 
 
 def the_cleaned(checked: Checked) -> str:

@@ -14,10 +14,13 @@ from kvpool.options.environment import VARIABLES
 from kvpool.options.fields import OptionModel, accepted_form
 from kvpool.options.memcache_conf import LocalConf, MetaConf
 from kvpool.options.mooncake_json import MooncakeOptions
+from kvpool.options.mooncake_master import MasterFlags
 from kvpool.options.prefill_decode import RemoteD2HOptions, SideSizes
+from kvpool.options.resources import ResourceFields
 from kvpool.options.scalars import SIZE_FORM
 from kvpool.options.sparse import SparseOptions
 from kvpool.options.yuanrong_json import YuanrongOptions
+from kvpool.options.yuanrong_worker import WorkerFlags
 
 INTRODUCTION = """# Configuration
 
@@ -29,11 +32,15 @@ value and accepted form. Look at the result with:
 
 ```
 kvpool config check '<kv-transfer-config JSON>' [--file FILE …] [--additional-config JSON] [--json] [--fix OUT]
+    [--service COMMAND …] [--meta FILE] [--device cpu|cuda|npu|A2|A3|A5] [--ranks N] [--hosts N] [--proxy-port N]
 ```
 
 It prints every effective value with its source. JSON must be plain JSON: `#` comments, text after a value and trailing commas are
 refused with file and line (vLLM and the store libraries refuse them too); `--fix OUT` writes the file without them. `--file` tells
 mooncake.json, yuanrong.json, mmc-local.conf, mmc-meta.conf and kv-transfer-config files apart by their keys, else by their names.
+With the commands that start the services (`--service 'mooncake_master …'`, `--service 'dscli start …'`), the meta service's file
+(`--meta`, else MMC_META_CONFIG_PATH) and what is known of the engine, it also compares these with one another. Every line it can
+print about a store is explained in [stores/mistakes.md](stores/mistakes.md).
 
 ## Values
 
@@ -77,6 +84,9 @@ SECTIONS: tuple[tuple[str, type[OptionModel]], ...] = (
     ("mmc-local.conf", LocalConf),
     ("mmc-meta.conf", MetaConf),
     ("yuanrong.json", YuanrongOptions),
+    ("mooncake_master: flags that clients depend on", MasterFlags),
+    ("dscli start: flags that others depend on", WorkerFlags),
+    ("ASCEND_GLOBAL_RESOURCE_CONFIG: known fields", ResourceFields),
 )
 
 

@@ -43,15 +43,21 @@ VARIABLES = (
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", "Mooncake", "Disk use per rank that is reported to the master. Default 2 TB."
     ),
     Variable("MMC_LOCAL_CONFIG_PATH", "kvpool, MemCache", "Path of mmc-local.conf. Needed by the memcache backend."),
-    Variable("MMC_META_CONFIG_PATH", "MemCache", "Path of mmc-meta.conf, for the meta service."),
-    Variable("MEMFABRIC_HYBRID_EXTEND_LIB_PATH", "MemFabric", "Directory of its libraries."),
+    Variable(
+        "MMC_META_CONFIG_PATH",
+        "MemCache, `config check`",
+        "Path of mmc-meta.conf, for the meta service; compared with mmc-local.conf.",
+    ),
+    Variable("MEMFABRIC_HYBRID_EXTEND_LIB_PATH", "MemFabric", "Directory of the libraries that device protocols load."),
     Variable(MEMCACHE_QOS, "MemCache", "Transfer priority; set from qos_priority."),
     Variable("YR_CONFIG_PATH", "kvpool", "Path of yuanrong.json. This or DS_WORKER_ADDR is needed by the yuanrong backend."),
     Variable("DS_WORKER_ADDR", "kvpool", "Fills worker_addr where yuanrong.json has none."),
     Variable("DS_ENABLE_EXCLUSIVE_CONNECTION", "kvpool", "0 or 1. Fills enable_exclusive_connection."),
     Variable("DS_ENABLE_REMOTE_H2D", "kvpool", "0 or 1. Fills enable_remote_h2d where yuanrong.json has none."),
-    Variable("DS_RH2D_LINK_TYPE", "Yuanrong", "HCCS where the workers run with that link type."),
-    Variable("DATASYSTEM_CLIENT_LOG_DIR", "Yuanrong", "Directory of its client logs."),
+    Variable(
+        "DS_RH2D_LINK_TYPE", "Yuanrong", "HCCS where the workers run with that link type (a must for HIXL), else ROCE or unset."
+    ),
+    Variable("DATASYSTEM_CLIENT_LOG_DIR", "kvpool, Yuanrong", "Directory of its client logs; absolute."),
     Variable("ASCEND_ENABLE_USE_FABRIC_MEM", "kvpool, Mooncake", "1: fabric memory; sizes must then be multiples of 1GB."),
     Variable(RESOURCE_CONFIG, "kvpool, HIXL", "JSON object of transfer resources; qos_priority is merged into it."),
     Variable("ASCEND_LOCAL_COMM_RES", "HIXL", "Set by hand or from ascend_local_comm_res_path."),

@@ -13,6 +13,7 @@ from kvpool.options.deployment import UNKNOWN, Deployment
 from kvpool.options.environment import hash_warning, merge_qos
 from kvpool.options.fields import JSON, Reading, located, read_fields
 from kvpool.options.local_ssd import check_local_ssd, without_unused_path
+from kvpool.options.store_rules import check_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Loaded:
     """Valid options. ``sources`` says for each field where its value came from.
 
     ``env_updates`` are to be set before the store opens; ``backend_file`` is what the chosen backend's file says, if it has one.
+    ``notes`` are facts to log once at start.
     """
 
     options: AscendStoreOptions
@@ -27,6 +29,7 @@ class Loaded:
     sources: dict[str, str] = field(default_factory=dict)
     env_updates: dict[str, str] = field(default_factory=dict)
     backend_file: BackendFile | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def load_ascend_store(
@@ -47,8 +50,6 @@ def load_ascend_store(
 
 def refuse_unavailable_parts(loaded: Loaded, deployment: Deployment, where: str = "") -> None:
     """NotAvailableError where valid options need a later version."""
-    if loaded.backend_file is not None:
-        loaded.backend_file.refuse_unavailable_parts()
     ascend_rules.refuse_later_work(loaded.options, deployment, where)
 
 
@@ -67,11 +68,12 @@ def read_ascend_store(
     lines += check_local_ssd(options, given, where)
     merged = merge_qos(options.backend, options.qos_priority, env)
     backend_file = read_backend_file(options.backend, env, deployment, use_layerwise=options.use_layerwise)
-    lines += merged.warnings + (backend_file.warnings if backend_file else [])
+    found = check_store(options, backend_file, {**env, **merged.updates})
+    lines += merged.warnings + (backend_file.warnings if backend_file else []) + found.warnings
     if seed_warning := hash_warning(env, deployment.hash_algo):
         lines.append(seed_warning)
     warnings = reading.warnings + [located(where, line) for line in lines]
-    return Loaded(options, warnings, _sources(reading, choice, options), merged.updates, backend_file)
+    return Loaded(options, warnings, _sources(reading, choice, options), merged.updates, backend_file, found.notes)
 
 
 def _rename_deprecated(extra: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:

@@ -9,17 +9,25 @@ from pydantic import Field
 
 from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields, unknown_key
-from kvpool.options.scalars import Bool, choice, integer, size, text
+from kvpool.options.scalars import Bool, Form, choice, integer, read_address, size, text
 
-URL = text(
-    "<scheme>://<host>:<port>", r"(?:tcp|tls|http|https)://[^\s:/]+:[0-9]{1,5}|(?:tcp|tls|http|https)://\[[^\s\]]+\]:[0-9]{1,5}"
-)
+_SCHEMES = ("tcp", "tls", "http", "https")
+
+
+def _read_url(value: object) -> str:
+    scheme, separator, address = value.partition("://") if isinstance(value, str) else ("", "", "")
+    if not separator or scheme not in _SCHEMES or re.search(r"\s", address):
+        raise ValueError
+    return f"{scheme}://{read_address(address)}"
+
+
+URL = Form("<scheme>://<host>:<port>", _read_url)
 LOCAL = "ock.mmc.local_service"
 PROTOCOLS = ("device_rdma", "device_sdma", "device_urma", "device_uboe", "host_rdma", "host_urma", "host_tcp", "host_shm")
 LogLevel = Annotated[str, choice("debug", "info", "warn", "error")]
 Percent = Annotated[int | None, integer(1, 100)]
 PASSED_ON = re.compile(
-    r"ock\.mmc\.(?:.*tls.*|log_.*|client\..*|local_service\.(?:.*hbm\.size|hcom_url|.*tls.*)|meta\..*|meta_service\..*)|ubsio\..*"
+    r"ock\.mmc\.(?:.*tls.*|log_.*|client\..*|local_service\.(?:.*hbm\.size|.*tls.*)|meta\..*|meta_service\..*)|ubsio\..*"
 )
 """Further keys of the library, which it checks itself."""
 
@@ -36,6 +44,9 @@ class LocalConf(OptionModel):
         alias="ock.mmc.local_service.config_store_url", description="Must equal that of mmc-meta.conf."
     )
     log_level: LogLevel = Field("error", alias="ock.mmc.log_level", description="Of the library.")
+    hcom_url: Annotated[str | None, URL] = Field(
+        None, alias="ock.mmc.local_service.hcom_url", description="Where this process listens with a host_ protocol."
+    )
     world_size: Annotated[int, integer(1)] = Field(
         256, alias="ock.mmc.local_service.world_size", description="Most local services there will ever be."
     )
@@ -54,7 +65,9 @@ class LocalConf(OptionModel):
         alias="ock.mmc.local_service.max.dram.size",
         description="Largest dram.size of any process; not smaller than dram.size.",
     )
-    storage_enabled: Bool = Field(False, alias="ock.mmc.local_service.storage.enabled", description="SSD tier. Not available yet.")
+    storage_enabled: Bool = Field(
+        False, alias="ock.mmc.local_service.storage.enabled", description="SSD tier (UBS IO). Handed to the library; not run by us."
+    )
     disk_path: Annotated[str | None, text("absolute device paths, separated by colons", r"/[^\s:]+(?::/[^\s:]+)*")] = Field(
         None, alias="ubsio.disk.path", description="Block devices of the SSD tier; needed when it is on."
     )
@@ -62,7 +75,9 @@ class LocalConf(OptionModel):
         10, alias="ubsio.mem.size_in_gb", description="Memory of the SSD tier per process in GB; at least 5 when it is on."
     )
     device_count: Annotated[int | None, integer(1)] = Field(
-        None, alias="ubsio.standalone.device_count", description="Local services whose dram.size is not 0."
+        None,
+        alias="ubsio.standalone.device_count",
+        description="Local services of this host whose dram.size is not 0; needed with the SSD tier.",
     )
     force_new_disk: Bool = Field(True, alias="ubsio.standalone.force_new_disk", description="Treat the devices as new ones.")
 
@@ -75,7 +90,9 @@ class MetaConf(OptionModel):
         alias="ock.mmc.meta_service.config_store_url", description="Where its configuration store listens."
     )
     metrics_url: Annotated[str | None, URL] = Field(
-        None, alias="ock.mmc.meta_service.metrics_url", description="Where its metrics are served."
+        None,
+        alias="ock.mmc.meta_service.metrics_url",
+        description="Where its metrics are served; the library takes http://127.0.0.1:8000 where it is unset.",
     )
     log_level: LogLevel = Field("error", alias="ock.mmc.log_level", description="Of the library.")
     lease_ttl_ms: Annotated[int | None, integer(1)] = Field(None, alias="ock.mmc.meta.lease_ttl_ms", description="Lease of a read.")
@@ -149,13 +166,6 @@ def read_local_conf(content: str, path: str) -> Reading[LocalConf]:
         raise OptionError(
             f"{LOCAL}.dram.size", options.dram_size, f"is larger than max.dram.size={options.max_dram_size}", where=path
         )
-    if options.storage_enabled:
-        if not options.disk_path:
-            raise OptionError("ubsio.disk.path", None, "is required with storage.enabled", where=path)
-        if options.ubsio_memory_gb < 5:
-            raise OptionError(
-                "ubsio.mem.size_in_gb", options.ubsio_memory_gb, "must be at least 5 with storage.enabled", where=path
-            )
     return reading
 
 
@@ -166,15 +176,6 @@ def read_meta_conf(content: str, path: str) -> Reading[MetaConf]:
     if low is not None and high is not None and low >= high:
         raise OptionError("ock.mmc.evict_threshold_low", low, f"must be below evict_threshold_high={high}", where=path)
     return reading
-
-
-def check_pair(local: LocalConf, meta: MetaConf, path: str) -> None:
-    """OptionError where a local service would not find the meta service that ``meta`` starts."""
-    for name in ("meta_service_url", "config_store_url"):
-        mine, theirs = getattr(local, name), getattr(meta, name)
-        if mine != theirs:
-            alias = LocalConf.model_fields[name].alias or name
-            raise OptionError(alias, mine, f"differs from {theirs} of the meta service", where=path)
 
 
 def conf_kind(pairs: dict[str, str]) -> Literal["local", "meta"]:

@@ -11,12 +11,14 @@ from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields
 from kvpool.options.jsonfile import read_json
+from kvpool.options.mooncake_rules import FABRIC_MEMORY, check_mooncake
 from kvpool.options.mooncake_ssd import check_ssd
 from kvpool.options.scalars import Bool, Form, choice, read_address, read_size, size, text
 
+__all__ = ["DEFAULT_TENANT", "FABRIC_MEMORY", "GIB", "MooncakeOptions", "read_mooncake"]
+
 GIB = 1 << 30
 DEFAULT_TENANT = "default"
-FABRIC_MEMORY = "ASCEND_ENABLE_USE_FABRIC_MEM"
 _OVERRIDES = {"master_server_address": "MOONCAKE_MASTER", "global_segment_size": "MOONCAKE_GLOBAL_SEGMENT_SIZE"}
 
 
@@ -24,6 +26,12 @@ def _read_master(value: object) -> str:
     if isinstance(value, str) and value.strip().startswith("etcd://") and len(value.strip()) > len("etcd://"):
         return value.strip()
     return read_address(value)
+
+
+def _read_metadata_server(value: object) -> str:
+    if not isinstance(value, str) or value.strip() != "P2PHANDSHAKE":
+        raise ValueError
+    return value.strip()
 
 
 def _read_tenant(value: object) -> str:
@@ -35,7 +43,9 @@ def _read_tenant(value: object) -> str:
 class MooncakeOptions(OptionModel):
     """The client side of a Mooncake store; sizes in bytes, per rank."""
 
-    metadata_server: Annotated[str, text("a non-empty string")] = Field("P2PHANDSHAKE", description="Usually P2PHANDSHAKE.")
+    metadata_server: Annotated[
+        str, Form('"P2PHANDSHAKE": engines find each other without a metadata server', _read_metadata_server)
+    ] = Field("P2PHANDSHAKE", description="Always P2PHANDSHAKE.")
     protocol: Annotated[Literal["ascend", "rdma", "tcp"], choice("ascend", "rdma", "tcp")] = Field(
         "ascend", description="Transport: ascend on NPUs, tcp and rdma anywhere. Blanks and case do not matter."
     )
@@ -49,7 +59,7 @@ class MooncakeOptions(OptionModel):
     local_buffer_size: Annotated[int, size()] = Field(GIB, description="Staging buffer per rank; not used (0) with fabric memory.")
     preferred_segment: Bool = Field(False, description="Prefer the own segment for what is stored.")
     prefer_alloc_in_same_node: Bool = Field(True, description="Prefer segments of the own node.")
-    enable_ssd_offload: Bool = Field(False, description="Second tier on disk. Not available yet.")
+    enable_ssd_offload: Bool = Field(False, description="Second tier on disk; the master must run with --enable_offload=true.")
     ssd_offload_path: Annotated[str | None, text("an absolute path of an existing directory", r"[^\x00]*")] = Field(
         None,
         description="Directory of that tier: absolute, existing, writable, no links, no `..`. Judged only when it is on.",
@@ -68,7 +78,7 @@ class MooncakeOptions(OptionModel):
 def read_mooncake(content: str, path: str, env: Mapping[str, str], deployment: Deployment) -> Reading[MooncakeOptions]:
     """The effective options; OptionError naming file, key and accepted form."""
     raw = read_json(content, path)
-    fabric = env.get(FABRIC_MEMORY) == "1"
+    fabric = env.get(FABRIC_MEMORY) == "1" and str(raw.get("protocol") or "ascend").strip().lower() == "ascend"
     ssd_off = raw.get("enable_ssd_offload") in (None, False, 0) or str(raw["enable_ssd_offload"]).strip().lower() in ("false", "0")
     if ssd_off and not isinstance(raw.get("ssd_offload_path"), str):
         raw.pop("ssd_offload_path", None)
@@ -88,9 +98,8 @@ def read_mooncake(content: str, path: str, env: Mapping[str, str], deployment: D
     warnings = [*reading.warnings, *_overridden(raw, options, fills, names)]
     warnings += _check_alignment(options, fabric, reading.sources)
     if options.enable_ssd_offload:
-        warnings += check_ssd(
-            options.ssd_offload_path, path, env, deployment, fabric_segment=options.global_segment_size if fabric else None
-        )
+        warnings += check_ssd(options.ssd_offload_path, path, env, deployment, fabric=fabric)
+    warnings += check_mooncake(options, path, env, deployment)
     return Reading(options, warnings, reading.sources)
 
 

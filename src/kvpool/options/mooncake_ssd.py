@@ -8,33 +8,40 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from kvpool.options.deployment import Deployment
-from kvpool.options.environment import resource_config
 from kvpool.options.errors import OptionError
+from kvpool.options.scalars import read_size
 
 GIB = 1 << 30
 BUFFER = "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES"
 LIMIT = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
+QUOTA = "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"
 POLICY = "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY"
-DEFAULTS = {BUFFER: 1342177280, "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": 0, LIMIT: 2199023255552}
+DEFAULTS = {BUFFER: 1342177280, QUOTA: 0, LIMIT: 2199023255552}
 
 
 def check_ssd(
-    directory: str | None, path: str, env: Mapping[str, str], deployment: Deployment, *, fabric_segment: int | None = None
+    directory: str | None, path: str, env: Mapping[str, str], deployment: Deployment, *, fabric: bool = False
 ) -> list[str]:
-    """Warnings; OptionError for what would fail or be ignored later. ``fabric_segment``: the segment size under fabric memory."""
+    """Warnings; OptionError for what would fail or be ignored later. ``fabric``: fabric memory is on."""
     checked = check_directory(directory, path)
     sizes = {variable: _read_bytes(variable, env) for variable in DEFAULTS}
     policy = env.get(POLICY, "none")
     if policy not in ("none", "fifo", "lru"):
         raise OptionError(POLICY, policy, "expected none, fifo or lru")
-    warnings = capacity_warnings(sizes[LIMIT], deployment.ranks, shutil.disk_usage(checked).total)
-    if fabric_segment is not None:
-        if sizes[BUFFER] % GIB:
-            raise OptionError(BUFFER, sizes[BUFFER], "is not a multiple of 1GB, which fabric memory needs")
-        quota = resource_config(env).get("fabric_memory.max_capacity")
-        if isinstance(quota, int) and quota * GIB < fabric_segment + sizes[BUFFER]:
-            warnings.append(f"fabric_memory.max_capacity={quota} GB is less than global_segment_size and {BUFFER} together")
+    if fabric and sizes[BUFFER] % GIB:
+        whole = -(-sizes[BUFFER] // GIB) * GIB
+        raise OptionError(BUFFER, sizes[BUFFER], f"is not a multiple of 1GB, which fabric memory needs: set {whole}")
+    disk_nbytes = shutil.disk_usage(checked).total
+    warnings = capacity_warnings(sizes[LIMIT], deployment.ranks_here, disk_nbytes)
+    warnings += quota_warnings(sizes[QUOTA], deployment.ranks_here, disk_nbytes)
+    if policy == "none":
+        warnings.append(f"{POLICY} is none: nothing more is written to the disk once its quota is full; set lru or fifo")
     return warnings
+
+
+def buffer_nbytes(env: Mapping[str, str]) -> int:
+    """The staging buffer of the disk tier, per rank."""
+    return _read_bytes(BUFFER, env)
 
 
 def check_directory(directory: str | None, path: str) -> str:
@@ -63,15 +70,31 @@ def check_directory(directory: str | None, path: str) -> str:
 
 def capacity_warnings(limit: int, ranks: int, disk_nbytes: int) -> list[str]:
     """A warning where the limits of all ranks add up to more than the disk: the master would show room that is not there."""
-    total = limit * ranks
-    if total <= disk_nbytes:
+    if limit * ranks <= disk_nbytes:
         return []
     gb = f"{ranks} x {limit / GIB:.0f} GB is more than the {disk_nbytes / GIB:.0f} GB of the disk"
-    return [f"{LIMIT}: {gb}; writes fail when it is full although monitoring shows room"]
+    most = disk_nbytes // ranks
+    return [f"{LIMIT}: {gb}; writes fail when it is full although monitoring shows room; set at most {most}"]
+
+
+def quota_warnings(quota: int, ranks: int, disk_nbytes: int) -> list[str]:
+    """A warning where the quotas of all ranks add up to more than the disk they share; 0 is 90 % of it for each rank."""
+    each = quota or disk_nbytes * 9 // 10
+    if each * ranks <= disk_nbytes:
+        return []
+    meaning = "0 (90 % of the disk)" if quota == 0 else f"{quota / GIB:.0f} GB"
+    return [
+        f"{QUOTA}: {ranks} ranks share the disk of {disk_nbytes / GIB:.0f} GB, and each may take {meaning}; "
+        f"set at most {disk_nbytes // ranks}"
+    ]
 
 
 def _read_bytes(variable: str, env: Mapping[str, str]) -> int:
     value = env.get(variable, str(DEFAULTS[variable]))
-    if not (value.isascii() and value.isdigit()):
-        raise OptionError(variable, value, "expected bytes in digits only; Mooncake ignores units silently")
-    return int(value)
+    if value.isascii() and value.isdigit():
+        return int(value)
+    try:
+        meant = f": set {read_size(value)}"
+    except ValueError:
+        meant = ""
+    raise OptionError(variable, value, f"expected bytes in digits only; Mooncake ignores units silently{meant}")

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.deployment import Deployment
-from kvpool.options.environment import DEFAULT_HASH, hash_seed
+from kvpool.options.environment import DEFAULT_HASH, RESOURCE_CONFIG, hash_seed, resource_config
+from kvpool.options.errors import OptionError
 from kvpool.options.fields import DEFAULT, OptionModel
+from kvpool.options.resources import traffic
 from kvpool.options.transfer import ParsedConnector, ParsedTransfer
 
 
@@ -35,6 +37,16 @@ def options_section(title: str, options: OptionModel, sources: Mapping[str, str]
     values = options.model_dump(mode="json", by_alias=True)
     names = type(options).keys()
     return Section(title, [Row(key, value, sources.get(names[key], DEFAULT)) for key, value in values.items()])
+
+
+def resources_section(env: Mapping[str, str]) -> list[Section]:
+    """ASCEND_GLOBAL_RESOURCE_CONFIG, where it is set, with the traffic that each field governs."""
+    try:
+        raw = resource_config(env)
+    except OptionError:
+        return []
+    rows = [Row(key, value, f"environment; governs {traffic(key) or 'what HIXL takes it for'}") for key, value in raw.items()]
+    return [Section(RESOURCE_CONFIG, rows)] if rows else []
 
 
 def transfer_sections(parsed: ParsedTransfer, env: Mapping[str, str], deployment: Deployment) -> list[Section]:

@@ -173,6 +173,8 @@ ABSOLUTE_PATH = text("an absolute path", r"/[^\x00-\x1f]*")
 PARTITION = Form('integers of at least 1, one per pipeline stage, as "30,31"', read_partition)
 
 Bool = Annotated[bool, Form("true or false", read_bool)]
-Address = Annotated[str, Form('"<host>:<port>"', read_address)]
-Port = Annotated[int, integer(1, 65535)]
+ADDRESS = Form('"<host>:<port>"', read_address)
+PORT = integer(1, 65535)
+Address = Annotated[str, ADDRESS]
+Port = Annotated[int, PORT]
 Milliseconds = Annotated[int, integer(1, 3_600_000)]

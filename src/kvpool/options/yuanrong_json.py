@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kvpool.options.deployment import UNKNOWN, Deployment
 from kvpool.options.errors import OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields
 from kvpool.options.jsonfile import read_json
 from kvpool.options.scalars import Address, Bool, choice, integer, read_bool
+from kvpool.options.yuanrong_rules import check_yuanrong, remote_h2d_obstacle
 
 _FILLS = {
     "worker_addr": "DS_WORKER_ADDR",
@@ -47,6 +49,11 @@ class YuanrongOptions(OptionModel):
         return self.request_timeout_ms or self.connect_timeout_ms
 
     @property
+    def scheduler_client(self) -> Literal["none", "metadata"]:
+        """What the scheduler opens: nothing, or with use_layerwise a client for metadata only, without remote H2D."""
+        return "metadata" if self.use_layerwise else "none"
+
+    @property
     def registers_device_memory(self) -> bool:
         """Whether device memory is registered in advance: the switch must be on and all conditions hold."""
         hixl = self.remote_h2d_transport_backend == "HIXL" and not self.enable_fabric_mem
@@ -54,7 +61,12 @@ class YuanrongOptions(OptionModel):
 
 
 def read_yuanrong(
-    content: str, path: str, env: Mapping[str, str], *, use_layerwise: bool | None = None
+    content: str,
+    path: str,
+    env: Mapping[str, str],
+    deployment: Deployment = UNKNOWN,
+    *,
+    use_layerwise: bool | None = None,
 ) -> Reading[YuanrongOptions]:
     """The effective options. ``use_layerwise`` is the connector's; None where there is no connector to compare with."""
     raw = read_json(content, path)
@@ -72,7 +84,13 @@ def read_yuanrong(
         reason = f"differs from use_layerwise={str(use_layerwise).lower()} of the connector"
         raise OptionError("use_layerwise", options.use_layerwise, reason, where=path)
     warnings = [*reading.warnings, *_losing_variables(raw, options, env), *_without_effect(options)]
-    return Reading(options, warnings, reading.sources)
+    sources = dict(reading.sources)
+    if obstacle := remote_h2d_obstacle(options, deployment):
+        warnings.append(f"enable_remote_h2d falls back to false: {obstacle}")
+        options = options.model_copy(update={"enable_remote_h2d": False})
+        sources["enable_remote_h2d"] = f"fallback ({obstacle})"
+    warnings += check_yuanrong(options, path, env, deployment)
+    return Reading(options, warnings, sources)
 
 
 def _losing_variables(raw: Mapping[str, object], options: YuanrongOptions, env: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from kvpool.cli import app
 from kvpool.options.document import document
+from kvpool.options.probe import HOST
 
 POOL = {
     "kv_connector": "AscendStoreConnector",
@@ -25,6 +26,8 @@ VARIABLES = (
     "YR_CONFIG_PATH",
     "DS_WORKER_ADDR",
     "PYTHONHASHSEED",
+    "MMC_META_CONFIG_PATH",
+    "ASCEND_GLOBAL_RESOURCE_CONFIG",
 )
 
 
@@ -32,6 +35,7 @@ VARIABLES = (
 def run(monkeypatch):
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(HOST, "accelerator", lambda: None)
 
     def invoke(*arguments, env=None):
         return CliRunner().invoke(app, ["config", "check", *map(str, arguments)], env={"COLUMNS": "200", **(env or {})})
@@ -125,6 +129,22 @@ def test_files_that_nobody_knows_or_that_disagree(run, tmp_path):
     result = run("--file", tmp_path / "mmc-local.conf", "--file", tmp_path / "mmc-meta.conf")
     assert result.exit_code == 2
     assert "differs from tcp://h:6001" in result.stderr
+
+
+def test_what_is_said_of_the_deployment(run, tmp_path):
+    (tmp_path / "mooncake.json").write_text('{"master_server_address": "localhost:1"}')
+    (tmp_path / "mmc-local.conf").write_text(MEMCACHE_LOCAL)
+    (tmp_path / "mmc-meta.conf").write_text(MEMCACHE_META)
+    mooncake = ("--file", tmp_path / "mooncake.json")
+    assert "give --device" in run(*mooncake).stdout
+    assert "needs an NPU, but the KV lies on cpu" in run(*mooncake, "--device", "CPU").stderr
+    assert run(*mooncake, "--device", "a3").exit_code == 0
+    assert "2 hosts share the pool" in run(*mooncake, "--hosts", 2).stderr
+    assert "listens on port 2" in run(*mooncake, "--service", "mooncake_master --port 2").stderr
+    assert "1000000 ranks take" in run(*mooncake, "--ranks", 1000000).stdout
+    assert "differs from tcp://h:6001" in run("--file", tmp_path / "mmc-local.conf", "--meta", tmp_path / "mmc-meta.conf").stderr
+    assert "port of the proxy (6001)" in run("--file", tmp_path / "mmc-meta.conf", "--proxy-port", 6001).stderr
+    assert "listens on all interfaces" in run(*mooncake, "--json").stdout
 
 
 def test_fix_writes_the_clean_text(run, tmp_path):

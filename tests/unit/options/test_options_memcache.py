@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.options.mistake_cases import on
 
-from kvpool.options import NotAvailableError, OptionError, load_ascend_store
-from kvpool.options.memcache_conf import check_pair, clean_conf, conf_kind, parse_conf, read_local_conf, read_meta_conf
+from kvpool.options import OptionError, load_ascend_store
+from kvpool.options.memcache_conf import clean_conf, conf_kind, parse_conf, read_local_conf, read_meta_conf
+from kvpool.options.memcache_rules import check_pair
 
 L = "ock.mmc.local_service"
 LOCAL = f"ock.mmc.meta_service_url = tcp://h:5000\n{L}.config_store_url = tcp://h:6000\n"
@@ -58,10 +60,20 @@ def test_wrong_values(line, fragment):
     assert message.startswith(f"mmc-local.conf: {line.split(' =')[0]}=")
 
 
-@pytest.mark.parametrize("url", ["h:5000", "tcp://h", "tcp://:5000", "tcp://h:port", ""])
+@pytest.mark.parametrize(
+    "url", ["h:5000", "tcp://h", "tcp://:5000", "tcp://h:port", "tcp://h:0", "tcp://h:70000", "udp://h:5000", "tcp:// h:5000", ""]
+)
 def test_urls(url):
     with pytest.raises(OptionError, match="meta_service_url"):
         read_local_conf(LOCAL.replace("tcp://h:5000", url), "f")
+
+
+def test_a_listener_for_other_hosts_is_named(tmp_path):
+    for url, named in (("tcp://10.0.0.1:7000", 1), ("tcp://0.0.0.0:7000", 1), ("tcp://127.0.0.1:7000", 0)):
+        (tmp_path / "mmc-local.conf").write_text(LOCAL + f"{L}.hcom_url = {url}\n")
+        env = {"MMC_LOCAL_CONFIG_PATH": str(tmp_path / "mmc-local.conf")}
+        notes = load_ascend_store({"backend": "memcache"}, kv_role="kv_both", env=env).notes
+        assert sum(url in note for note in notes) == named
 
 
 def test_missing_url():
@@ -83,14 +95,16 @@ def test_broken_lines():
     assert "appears twice" in refused("ock.mmc.log_level = info", "ock.mmc.log_level = info")
 
 
-def test_ssd_tier_is_validated_and_then_not_available(tmp_path):
-    on = f"{L}.storage.enabled = true"
-    assert "ubsio.disk.path" in refused(on)
-    assert "at least 5" in refused(on, "ubsio.disk.path = /dev/a", "ubsio.mem.size_in_gb = 4")
+def test_the_ssd_tier_is_passed_through_and_one_line_says_so(tmp_path):
     path = tmp_path / "mmc-local.conf"
-    path.write_text(LOCAL + f"{on}\nubsio.disk.path = /dev/a:/dev/b\n")
-    with pytest.raises(NotAvailableError, match=r"storage\.enabled=true"):
-        load_ascend_store({"backend": "memcache"}, kv_role="kv_both", env={"MMC_LOCAL_CONFIG_PATH": str(path)})
+    lines = [f"{L}.storage.enabled = true", "ubsio.disk.path = /dev/a:/dev/b", "ubsio.standalone.device_count = 1"]
+    path.write_text(LOCAL + "\n".join(lines))
+    env = {"MMC_LOCAL_CONFIG_PATH": str(path)}
+    loaded = load_ascend_store({"backend": "memcache"}, kv_role="kv_both", env=env, deployment=on())
+    assert loaded.backend_file.options.storage_enabled
+    assert loaded.warnings == [
+        "storage.enabled: the SSD tier of MemCache is handed to the library as it is; kvpool was never run with it"
+    ]
 
 
 def test_keys_of_the_library_pass_and_others_are_a_warning():

@@ -192,14 +192,19 @@ def test_bc_156_not_writable_and_trailing_slash(tmp_path, monkeypatch):
         check_directory(str(tmp_path), "f")
 
 
-SSD_LIMIT = {"MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "1"}
+SSD_LIMIT = {"MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "1", "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY": "lru"}
 
 
-def test_disk_tier_is_validated_and_then_not_available(tmp_path):
+def test_the_disk_tier_is_validated_before_anything_starts(tmp_path):
     path = tmp_path / "mooncake.json"
     path.write_text(json.dumps({**MASTER, "enable_ssd_offload": True, "ssd_offload_path": str(tmp_path)}))
-    with pytest.raises(OptionError, match="enable_ssd_offload=true: is not available yet"):
-        load_ascend_store({"backend": "mooncake"}, kv_role="kv_both", env={"MOONCAKE_CONFIG_PATH": str(path), **SSD_LIMIT})
+    env = {"MOONCAKE_CONFIG_PATH": str(path), **SSD_LIMIT}
+    loaded = load_ascend_store({"backend": "mooncake"}, kv_role="kv_both", env=env)
+    assert loaded.backend_file.options.enable_ssd_offload
+    assert loaded.warnings == []
+    path.write_text(json.dumps({**MASTER, "enable_ssd_offload": True, "ssd_offload_path": str(tmp_path / "other")}))
+    with pytest.raises(OptionError, match="does not exist"):
+        load_ascend_store({"backend": "mooncake"}, kv_role="kv_both", env=env)
 
 
 @pytest.mark.parametrize(

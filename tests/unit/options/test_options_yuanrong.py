@@ -13,7 +13,11 @@ ADDRESS = {"worker_addr": "1.2.3.4:31501"}
 
 
 def read(raw=(), env=None, **kwargs):
-    return read_yuanrong(json.dumps({**ADDRESS, **dict(raw)}), "yuanrong.json", env or {}, **kwargs)
+    """With the link type that goes with the transport."""
+    raw = dict(raw)
+    link = "ROCE" if raw.get("remote_h2d_transport_backend") == "P2P_TRANSFER" else "HCCS"
+    env = {"DS_RH2D_LINK_TYPE": link, **(env or {})}
+    return read_yuanrong(json.dumps({**ADDRESS, **raw}), "yuanrong.json", env, **kwargs)
 
 
 def refused(raw, env=None, **kwargs):

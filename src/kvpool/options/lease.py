@@ -1,0 +1,45 @@
+"""How long a store protects what is being read, against how long a transfer may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvpool.options.errors import OptionError
+from kvpool.options.scalars import integer
+
+CONNECT_TIMEOUT = "ASCEND_CONNECT_TIMEOUT"
+TRANSFER_TIMEOUT = "ASCEND_TRANSFER_TIMEOUT"
+_MILLISECONDS = integer(1, 3_600_000)
+
+
+def timeouts_ms(env: Mapping[str, str]) -> dict[str, int]:
+    """The timeouts of transfers that are set; OptionError where one is no number of milliseconds."""
+    found = {}
+    for variable in (CONNECT_TIMEOUT, TRANSFER_TIMEOUT):
+        if env.get(variable):
+            try:
+                found[variable] = _MILLISECONDS.read(env[variable])
+            except ValueError:
+                raise OptionError(variable, env[variable], f"expected {_MILLISECONDS.accepted} (milliseconds)") from None
+    return found
+
+
+def lease_warnings(ttl_ms: int, env: Mapping[str, str], load_timeout_ms: int | None, name: str) -> list[str]:
+    """For a lease of ``ttl_ms`` that was measured or read as ``name``: one line for each time that it does not outlast."""
+    limits = dict(timeouts_ms(env))
+    if load_timeout_ms is not None:
+        limits["load_timeout_ms"] = load_timeout_ms
+    return [
+        f"{name}={ttl_ms} ms is not longer than {limit}={value} ms: what is read that long loses its lease and fails; "
+        f"raise the one above {value} or lower the other"
+        for limit, value in limits.items()
+        if ttl_ms <= value
+    ]
+
+
+def check_lease(ttl_ms: int, env: Mapping[str, str], load_timeout_ms: int | None, name: str, where: str) -> list[str]:
+    """The same for a configured lease: OptionError where a timeout that was set exceeds it, a warning for our own deadline."""
+    for variable, value in timeouts_ms(env).items():
+        if ttl_ms <= value:
+            raise OptionError(name, ttl_ms, f"must be larger than {variable}={value} (milliseconds)", where=where)
+    return lease_warnings(ttl_ms, {}, load_timeout_ms, name)

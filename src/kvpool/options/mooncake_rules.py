@@ -1,0 +1,93 @@
+"""How mooncake.json depends on the device, the environment and the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvpool.options.addresses import check_reachable
+from kvpool.options.deployment import Deployment
+from kvpool.options.environment import RESOURCE_CONFIG, resource_config
+from kvpool.options.errors import OptionError
+from kvpool.options.hardware_env import hardware_warnings
+from kvpool.options.mooncake_ssd import BUFFER, buffer_nbytes
+
+if TYPE_CHECKING:
+    from kvpool.options.mooncake_json import MooncakeOptions
+
+GIB = 1 << 30
+FABRIC_MEMORY = "ASCEND_ENABLE_USE_FABRIC_MEM"
+LISTENS = (
+    "mooncake: its transfer engine listens on all interfaces of this host, on two free ports, and asks nobody for a password: "
+    "the pool belongs into a private network"
+)
+
+
+def check_mooncake(options: MooncakeOptions, path: str, env: Mapping[str, str], deployment: Deployment) -> list[str]:
+    """Warnings; OptionError for what cannot start."""
+    _check_protocol(options, path, deployment)
+    check_reachable("master_server_address", options.master_server_address, deployment, path)
+    if options.protocol != "ascend":
+        warnings = _check_others(options, env, deployment)
+        return warnings + _check_memory(options, env, deployment)
+    warnings = _check_fabric(options, env, deployment) + hardware_warnings(env, deployment)
+    if options.device_name:
+        warnings.append(f"device_name={options.device_name} has no effect with protocol ascend: leave it empty")
+    return warnings + _check_memory(options, env, deployment)
+
+
+def _check_others(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
+    """What there is to say of tcp and rdma."""
+    warnings = []
+    if env.get(FABRIC_MEMORY) == "1":
+        warnings.append(f"{FABRIC_MEMORY}=1 has no effect with protocol {options.protocol}")
+    if options.protocol == "rdma" and deployment.device is not None and not deployment.host.rdma_devices():
+        warnings.append("protocol=rdma: this host shows no RDMA device; tcp works everywhere")
+    return warnings
+
+
+def _check_protocol(options: MooncakeOptions, path: str, deployment: Deployment) -> None:
+    device, protocol = deployment.device, options.protocol
+    if device in ("cpu", "cuda") and protocol == "ascend":
+        raise OptionError("protocol", protocol, f'needs an NPU, but the KV lies on {device}: set "tcp" or "rdma"', where=path)
+    if device == "npu" and protocol != "ascend":
+        raise OptionError("protocol", protocol, 'cannot reach the memory of an NPU: set "ascend"', where=path)
+
+
+def _check_fabric(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
+    value = env.get(FABRIC_MEMORY, "")
+    if value not in ("", "0", "1"):
+        return [f"{FABRIC_MEMORY}={value} has no effect: only 1 switches fabric memory on"]
+    if value != "1":
+        return []
+    if deployment.hardware not in (None, "A3"):
+        return [f"{FABRIC_MEMORY}=1 is for the A3 series, not {deployment.hardware}"]
+    quota = _quota(env)
+    nbytes, names = options.global_segment_size, "global_segment_size"
+    if options.enable_ssd_offload:
+        nbytes, names = nbytes + buffer_nbytes(env), f"global_segment_size and {BUFFER} together"
+    if not isinstance(quota, int) or quota * GIB >= nbytes:
+        return []
+    need = -(-nbytes // GIB)
+    return [f"fabric_memory.max_capacity={quota} GB of {RESOURCE_CONFIG} is less than {names}: set at least {need}, and some more"]
+
+
+def _quota(env: Mapping[str, str]) -> object:
+    """The quota of fabric memory in GB as it is written; broken JSON is warned of where the variable is merged."""
+    with suppress(OptionError):
+        return resource_config(env).get("fabric_memory.max_capacity")
+    return None
+
+
+def _check_memory(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
+    """A warning where all ranks of this host would take more memory than is free."""
+    free = deployment.host.memory_available() if deployment.local_ranks is not None else None
+    each = options.global_segment_size + options.local_buffer_size + (buffer_nbytes(env) if options.enable_ssd_offload else 0)
+    total = each * deployment.ranks_here
+    if free is None or total <= free:
+        return []
+    return [
+        f"{deployment.ranks_here} ranks take {total / GIB:.1f} GB for the pool (segment, buffers), but {free / GIB:.1f} GB of "
+        "memory are free: lower global_segment_size or local_buffer_size"
+    ]
