@@ -2,9 +2,9 @@
 
     python -m tests.engine.forked SOCKET
 
-Each connection carries one request, ``{"args": ARGS_FILE, "env": {...}}`` with the descriptors for stdin, output and replies, and gets
-back the pid of the engine's frontend, which leads a session of its own. vLLM's processes are forked where it would start them anew;
-apart from that everything is as ever. Ends when the socket's folder is gone or its parent is.
+Each connection carries one request, ``{"args": ARGS_FILE, "env": {...}}`` with the descriptors for stdin, output and replies, and
+gets back the pid of the engine's frontend, which leads a session of its own. vLLM's processes are forked where it would start them
+anew; apart from that everything is as ever. Ends with its input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ IMPORTS = (
     "vllm.model_executor.models.registry",
     "kvpool.engine.connector",
 )
-USERS_OF_CONTEXT = ("vllm.utils.system_utils", "vllm.v1.engine.coordinator", "vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor")
+USERS_OF_CONTEXT = (
+    "vllm.utils.system_utils",
+    "vllm.v1.engine.coordinator",
+    "vllm.v1.engine.utils",
+    "vllm.v1.executor.multiproc_executor",
+)
 # What Python, the loader and libraries read before main(): an engine with its own of these starts anew.
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "HF_", "TORCH")
 START_S = 180.0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.cli import config, store
+from kvpool.cli import config, service, store
+from kvpool.cli.conformance import conformance
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A KV-cache pool for vLLM.")
 app.add_typer(config.app, name="config")
+for command in (service.start, service.stop, service.status, conformance):
+    store.app.command()(command)
 app.add_typer(store.app, name="store")

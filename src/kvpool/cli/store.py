@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kvpool.stores.conformance import Outcome
     from kvpool.stores.local import LocalStore
 
 app = typer.Typer(no_args_is_help=True, help="Look into pools and test stores.")
@@ -104,41 +101,3 @@ def rm(
     with _joined(root, name) as store:
         removed = store.clear(b"" if prefix is None else prefix.encode())
     typer.echo(json.dumps({"removed": removed}) if as_json else f"{removed} objects removed")
-
-
-@app.command()
-def conformance(
-    backend: Annotated[str, typer.Argument(help="Which store to test.")] = "local",
-    as_json: Json = False,
-) -> None:
-    """Test a store against the contract, in a pool of its own that is removed afterwards. Exit status 1 when a check fails."""
-    from kvpool.stores import Store, build_store
-    from kvpool.stores.conformance import MIN_CAPACITY, run_conformance
-
-    shared = Path("/dev/shm")
-    root = Path(tempfile.mkdtemp(prefix="kvpool-conformance-", dir=shared if os.access(shared, os.W_OK) else None))
-    outcomes: list[Outcome] = []
-
-    def make_store() -> Store:
-        return build_store(backend, root=root, name="conformance", dram_bytes=MIN_CAPACITY)
-
-    def report(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        if not as_json:
-            state = "ok" if outcome.passed else "skipped" if outcome.skipped else "FAILED"
-            typer.echo(f"{state:8}{outcome.check}{': ' if outcome.text else ''}{outcome.text}")
-
-    try:
-        make_store()
-        passed, failed = run_conformance(make_store, report)
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    if as_json:
-        typer.echo(json.dumps({"passed": passed, "failed": failed, "checks": [outcome._asdict() for outcome in outcomes]}))
-    else:
-        typer.echo(f"{passed} passed, {failed} failed")
-    if failed:
-        raise typer.Exit(1)

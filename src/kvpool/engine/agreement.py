@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,11 +15,13 @@ from kvpool.core.keys import key_prefix, namespace_prefix
 from kvpool.core.namespace import NamespaceInputs
 from kvpool.engine.messages import RankInfo
 from kvpool.engine.setup import EngineSetup
+from kvpool.options.record import StoreRecord, difference
 from kvpool.stores.base import Store
 
 logger = init_logger("vllm.kvpool")
 
 NOTES = b"v1:note:namespace:"
+STORE_NOTES = b"v1:note:store:"
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,19 @@ class Agreement:
     """Collects the handshakes of ``world_size`` ranks; once all have come and agree, ``settle`` makes the namespace.
 
     ``hash_probe`` names the hash algorithm and the hash of a fixed token list. ``host`` is this host, for a store that reaches
-    only one.
+    only one. ``store`` says which pool the scheduler looks into.
     """
 
-    def __init__(self, world_size: int, num_groups: int, hash_probe: Callable[[], str], host: str, host_bound: bool) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        num_groups: int,
+        hash_probe: Callable[[], str],
+        host: str,
+        host_bound: bool,
+        store: StoreRecord = StoreRecord(""),  # noqa: B008 - immutable
+    ) -> None:
+        self._store = store
         self._world_size = world_size
         self._num_groups = num_groups
         self._hash_probe = hash_probe
@@ -68,6 +80,8 @@ class Agreement:
             raise RuntimeError(
                 "kvpool: the local store serves one host, and this engine's ranks are on several: use another backend"
             )
+        if differs := difference(self._store, rank.store):
+            logger.warning("kvpool: rank %d uses another pool than the scheduler: %s", rank.rank, differs)
         self._ranks[rank.rank] = rank
         if len(self._ranks) == self._world_size:
             self._merged()  # disagreement is an error now, not at the first request
@@ -131,6 +145,18 @@ class Agreement:
         """Leave our namespace's inputs in the pool, so that an engine that shares nothing can be told which field differs."""
         if self.inputs is not None and self._epoch == "0":
             store.write_note(NOTES + self.namespace.encode(), self.inputs.to_json())
+            self._compare(store)
+
+    def _compare(self, store: Store) -> None:
+        """Leave word how we reach this pool, and tell where another engine reaches it otherwise: sooner or later one of them will
+        not."""
+        ours = json.dumps([self._store.kind, self._store.endpoint, self._store.tenant])
+        for text in store.notes(STORE_NOTES).values():
+            theirs = StoreRecord(*json.loads(text))
+            if differs := difference(self._store, theirs):
+                logger.warning("kvpool: another engine reaches this pool otherwise: %s", differs)
+                return
+        store.write_note(STORE_NOTES + hashlib.sha256(ours.encode()).hexdigest()[:16].encode(), ours)
 
     def evidence(self, store: Store, told: str, block_size: int, unknown: int, min_hit_tokens: int) -> Evidence:
         """What the pool says about hits that do not come. Asks the store: not for the engine's thread."""

@@ -59,7 +59,7 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
             store = open_store(setup, "scheduler", vllm_config.device_config.device_type)
             probe = _hash_probe(vllm_config.cache_config.prefix_caching_hash_algo)
             host_bound = store.capabilities.host_bound
-            agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound)
+            agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound, setup.record)
             events = kv_events_for(vllm_config, kv_cache_config, host_bound)
             self._scheduler = SchedulerSide(setup, store, agreement, events)
         else:

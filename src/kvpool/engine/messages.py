@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvpool.core.jobs import JobReport, LoadJob, SaveJob
 from kvpool.core.namespace import NamespaceInputs
+from kvpool.options.record import StoreRecord
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class RankInfo:
     shards: tuple[tuple[int, str, int], ...]  # (group, shard, bytes of an object)
     host: str
     sharing: str = ""  # why this engine must not share its KV; empty when it may
+    store: StoreRecord = field(default_factory=lambda: StoreRecord(""))
 
 
 @dataclass

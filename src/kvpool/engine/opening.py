@@ -59,11 +59,7 @@ def disk_settings(options: AscendStoreOptions) -> DiskSettings | None:
 def pool_address(setup: EngineSetup) -> str:
     """Where the pool is, for the log."""
     if setup.backend_file is not None:
-        return setup.backend_file.endpoint
+        return setup.record.endpoint or setup.backend_file.path
     from kvpool.stores.local.pool_dir import default_root
 
     return f"{setup.options.local_pool_root or default_root()}/{setup.options.local_pool_name}"
-
-
-def pool_tenant(setup: EngineSetup) -> str:
-    return setup.backend_file.tenant if setup.backend_file is not None else "default"

@@ -18,6 +18,7 @@ from kvpool.engine.groups import pool_groups
 from kvpool.engine.surroundings import describe_deployment, family_warnings, find_parent
 from kvpool.options import AscendStoreOptions, load_ascend_store
 from kvpool.options.backend_file import BackendFile
+from kvpool.options.record import StoreRecord, store_record
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,6 +44,11 @@ class EngineSetup:
     backend_file: BackendFile | None = None  # the store's own configuration, where it has one
     env_updates: Mapping[str, str] = field(default_factory=dict)  # to be set before the store opens
 
+    @property
+    def record(self) -> StoreRecord:
+        """Which pool this is, to be compared with what others say."""
+        return store_record(self.options.backend, self.backend_file.options if self.backend_file is not None else self.options)
+
 
 def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> EngineSetup:
     """ValueError or RuntimeError in one line where this engine cannot be served. Warnings go to the log where ``log``."""
@@ -65,7 +71,7 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
     policy = (parent or transfer).kv_load_failure_policy
     reason = _async_reason(vllm_config, policy, len(kv_config.kv_cache_groups))
     if log:
-        _log_start(warnings, policy)
+        _log_start(warnings, loaded.notes, policy)
         if reason and not loaded.options.load_async:
             logger.info("kvpool: loads are asynchronous, although load_async is false: %s", reason)
     if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
@@ -109,8 +115,10 @@ def _drafts_from_hidden_states(vllm_config: VllmConfig) -> bool:
     return speculative is not None and bool(speculative.use_eagle())
 
 
-def _log_start(warnings: list[str], policy: str) -> None:
+def _log_start(warnings: list[str], notes: list[str], policy: str) -> None:
     logger.info("kvpool %s: its AscendStoreConnector is the active one", kvpool.__version__)
+    for note in notes:
+        logger.info("kvpool: %s", note)
     for warning in warnings:
         logger.warning("kvpool: %s", warning)
     if policy == "fail":

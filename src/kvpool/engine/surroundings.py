@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvpool.options import Deployment, check_children
+from kvpool.stores.context import device_kind
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,6 +26,8 @@ def describe_deployment(config: VllmConfig) -> Deployment:
         num_layers=model.get_total_num_hidden_layers(),
         mla=model.use_mla,
         hash_algo=config.cache_config.prefix_caching_hash_algo,
+        device=device_kind(config.device_config.device_type),
+        local_ranks=parallel.local_world_size * parallel.data_parallel_size_local,
     )
 
 

@@ -15,7 +15,7 @@ from kvpool.devices import Device, Event
 from kvpool.engine.cache_layout import WorkerLayout, describe_caches, local_rank, rank_name
 from kvpool.engine.log_gate import LogGate
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
-from kvpool.engine.opening import open_store, pool_address, pool_tenant
+from kvpool.engine.opening import open_store, pool_address
 from kvpool.engine.runs import GRACE_S, JobRun
 from kvpool.engine.setup import EngineSetup, host_identity
 from kvpool.engine.stats import PoolStats, labelled
@@ -75,7 +75,7 @@ class WorkerSide:
         self._store.register(layout.regions)
         self._transfers = Transfers(self._store, layout.layouts)
         shards = tuple((one.group, str(one.shard), one.object_nbytes) for one in layout.layouts)
-        self._info = RankInfo(rank_name(), layout.inputs, shards, host_identity(), layout.sharing)
+        self._info = RankInfo(rank_name(), layout.inputs, shards, host_identity(), layout.sharing, self._setup.record)
         self._log_ready(layout, self._store)
 
     def _log_ready(self, layout: WorkerLayout, store: Store) -> None:
@@ -85,7 +85,7 @@ class WorkerSide:
             options.backend,
             options.backend_reason,
             pool_address(self._setup),
-            pool_tenant(self._setup),
+            self._setup.record.tenant or "default",
             options.qos_priority,
             store.stats().capacity_bytes,
             rank_name(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvpool.stores.base import Batch, Status, Store
 
@@ -58,7 +59,7 @@ def write(store: Store, name: bytes, text: str) -> None:
             return
 
 
-def _batch(keys: list[bytes], memory: np.ndarray) -> Batch:  # type: ignore[type-arg]
+def _batch(keys: list[bytes], memory: NDArray[np.uint8]) -> Batch:
     addresses = memory.ctypes.data + np.arange(len(keys), dtype=np.int64)[:, None] * memory.strides[0]
     return Batch(keys, addresses, np.array([NOTE_BYTES], dtype=np.int64))
 

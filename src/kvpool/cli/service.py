@@ -1,0 +1,108 @@
+"""`kvpool store start|stop|status`: the services of the stores on this host, for trial and test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvpool.ops.services import BACKENDS, Service, Started, default_folder, service
+from kvpool.options.scalars import read_size
+
+START_S, STOP_S = 90.0, 20.0
+
+Backend = Annotated[str, typer.Argument(metavar="|".join(BACKENDS), help="Which store.")]
+Folder = Annotated[Path | None, typer.Option(help="Where its state, logs and files lie (default: the user's state folder).")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def start(
+    backend: Backend,
+    folder: Folder = None,
+    dram: Annotated[str, typer.Option(help="Memory that the service gives to the pool.")] = "1GB",
+    tenant: Annotated[list[str] | None, typer.Option(help="mooncake: strict tenants, as NAME=QUOTA; repeatable.")] = None,
+    discovery: Annotated[str, typer.Option(help="yuanrong: metastore, etcd or coordinator.")] = "metastore",
+    timeout: Annotated[float, typer.Option(help="Seconds until it must answer.")] = START_S,
+    as_json: Json = False,
+) -> None:
+    """Start a store's service on this host: loopback, free ports, no disk. It outlives this command and the engines."""
+    try:
+        made = _service(backend, dram, tenant or [], discovery)
+        started = made.start(folder or default_folder(backend), timeout)
+    except (ValueError, OSError, ImportError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(
+            json.dumps({"folder": started.folder, "env": started.env, "addresses": started.addresses, "notes": started.notes})
+        )
+    else:
+        _tell(started)
+
+
+def _service(backend: str, dram: str, tenants: list[str], discovery: str) -> Service:
+    """ValueError where an option is wrong, or is another store's."""
+    try:
+        nbytes = read_size(dram)
+    except ValueError:
+        raise ValueError(f"--dram {dram!r}: expected a size such as 1GB") from None
+    quotas = dict(_quota(text) for text in tenants)
+    if quotas and backend != "mooncake":
+        raise ValueError(f"--tenant: only mooncake has tenants, not {backend}")
+    if discovery != "metastore" and backend != "yuanrong":
+        raise ValueError(f"--discovery: only yuanrong has it, not {backend}")
+    kind = service(backend)
+    if backend == "mooncake":
+        return kind(dram_bytes=nbytes, tenants=quotas)
+    if backend == "memcache":
+        return kind(dram_bytes=nbytes)
+    return kind(memory_mb=nbytes >> 20, discovery=discovery)
+
+
+def _quota(text: str) -> tuple[str, str]:
+    name, _, quota = text.partition("=")
+    try:
+        read_size(quota)
+    except ValueError:
+        raise ValueError(f"--tenant {text!r}: expected NAME=QUOTA, such as a=200GB") from None
+    return name, quota
+
+
+def _tell(started: Started) -> None:
+    """What an engine's shell needs, ready to be pasted."""
+    for name, value in started.env.items():
+        typer.echo(f"export {name}={value}")
+    for name, address in started.addresses.items():
+        typer.echo(f"# {name}: {address}")
+    for note in started.notes:
+        typer.echo(f"# {note}")
+
+
+def stop(backend: Backend, folder: Folder = None) -> None:
+    """Stop a service that `start` made."""
+    try:
+        killed = service(backend)().stop(folder or default_folder(backend), STOP_S)
+    except (ValueError, OSError, ImportError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(f"stopped; had to be killed: {', '.join(killed)}" if killed else "stopped")
+
+
+def status(backend: Backend, folder: Folder = None, as_json: Json = False) -> None:
+    """Show whether a service answers. Exit status 1 where it does not."""
+    try:
+        found = service(backend)().status(folder or default_folder(backend))
+    except (ValueError, OSError, ImportError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        for name, state in found.items():
+            typer.echo(f"{name}: {state}")
+        if not found:
+            typer.echo("not started")
+    if not found or set(found.values()) != {"ready"}:
+        raise typer.Exit(1)
