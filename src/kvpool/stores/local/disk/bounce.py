@@ -1,4 +1,6 @@
-"""Memory for objects that are read while the pool has no slot for them. Bounded, whatever asks for it at once."""
+"""Memory for objects that are read while the pool has no slot for them. Bounded, whatever asks for it at once.
+
+Buffers that come back are kept for a while: fresh memory costs a page fault for every 4 KiB."""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import ctypes
 import mmap
 import threading
 import time
+
+KEEP_S = 5.0
 
 
 class Bounce:
@@ -16,6 +20,7 @@ class Bounce:
         self.peak = 0
         self._out: dict[int, tuple[mmap.mmap, int]] = {}
         self._used = 0
+        self._kept: list[tuple[float, int, mmap.mmap, int]] = []  # when it came back, address, memory, bytes
         self._change = threading.Condition()
 
     def take(self, nbytes: int) -> int | None:
@@ -23,21 +28,47 @@ class Bounce:
         with self._change:
             if self._used + nbytes > self.limit:
                 return None
-            try:
-                memory = mmap.mmap(-1, nbytes)
-            except OSError:
+            found = self._take_kept(nbytes)
+            if found is None:
                 return None
-            address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
+            address, memory = found
             self._out[address] = memory, nbytes
             self._used += nbytes
+            self._let_go()
             self.peak = max(self.peak, self._used)
             return address
 
+    def _take_kept(self, nbytes: int) -> tuple[int, mmap.mmap] | None:
+        """A buffer of just this size that came back, else a fresh one; None where the system gives none."""
+        for place in range(len(self._kept) - 1, -1, -1):
+            _, address, memory, size = self._kept[place]
+            if size == nbytes:
+                del self._kept[place]
+                return address, memory
+        try:
+            fresh = mmap.mmap(-1, nbytes)
+        except OSError:
+            return None
+        return ctypes.addressof(ctypes.c_ubyte.from_buffer(fresh)), fresh
+
     def give(self, address: int) -> None:
         with self._change:
-            _, nbytes = self._out.pop(address)  # unmapped when nobody has a view of it any more
+            memory, nbytes = self._out.pop(address)
             self._used -= nbytes
+            self._kept.append((time.monotonic(), address, memory, nbytes))
+            self._let_go()
             self._change.notify_all()
+
+    def tidy(self) -> None:
+        """Unmap what nobody has asked for lately."""
+        with self._change:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        old = time.monotonic() - KEEP_S
+        room = self.limit - self._used
+        while self._kept and (self._kept[0][0] < old or sum(size for *_, size in self._kept) > room):
+            del self._kept[0]
 
     def wait(self, nbytes: int, deadline: float) -> bool:
         """Until there is room for ``nbytes``; False at the deadline, or when there never will be."""

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 << 20
 _BATCH_SHARE = 32  # of the memory at once: what is being copied cannot be evicted meanwhile
-_BUSY_S = 0.01
 _IDLE_S = 0.1
 _ELECT_S = 0.5
 _META_S = 30.0
@@ -71,6 +70,7 @@ class Demoter:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
+                self._tier.bounce.tidy()
                 self.elected = self.elected or self._elect()
                 pause = self._turn() if self.elected else _ELECT_S
                 self._stop.wait(pause)
@@ -116,7 +116,7 @@ class Demoter:
                 return _IDLE_S
             copied = Batch(tier, units.tolist()).run()
             self.eraser.run()
-            return _BUSY_S if copied else _IDLE_S
+            return 0.0 if copied else _IDLE_S
         except Closed:
             return _IDLE_S
         except Overdue as error:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvpool.stores.local.disk.tier import DiskTier
 
 _TRIES = 3
+_AHEAD_BYTES = 16 << 20  # of one part: small enough that copying and reading overlap, large enough for several reads at once
 _PROMOTE_KEYS = 256
 _NO_PROGRESS_S = 0.5
 NO_MEMORY = Result(Status.NO_SPACE, text="no memory to read it into: everything is leased, or it is larger than the buffers")
@@ -40,27 +41,44 @@ class Fetch:
     def run(self) -> None:
         pending = [row for row, result in enumerate(self._results) if result is MISSING]
         there = self._tier.entries([self._batch.keys[row] for row in pending])
-        nbytes, capacity = self._batch.object_nbytes, self._tier.pool.geometry.capacity
+        nbytes = self._batch.object_nbytes
         lengths = {row: ENTRY.unpack(raw)[2] for row, raw in zip(pending, there, strict=True) if raw is not None}
         for row, length in lengths.items():
             if length != nbytes:
                 self._results[row] = other_length(length, nbytes)
         pending = [row for row, length in lengths.items() if length == nbytes]
-        while pending:
-            if time.monotonic() >= self._deadline:
-                for row in pending:
-                    self._results[row] = OVERDUE
-                return
-            step = next(parts(len(pending), nbytes, capacity))
-            part = list({self._batch.keys[row]: row for row in reversed(pending[step])}.values())[::-1]
-            again = self._part(part)
-            chosen = set(part)
-            pending = again + [row for row in pending if row not in chosen]
+        self._in_turns(pending)
 
-    def _part(self, rows: list[int], *, buffers: bool = True) -> list[int]:
-        """One landing; the rows that are to be tried once more."""
-        landing = Landing(self._tier, [self._batch.keys[row] for row in rows], self._deadline, buffers=buffers)
+    def _in_turns(self, pending: list[int]) -> None:
+        """Part by part: while one is copied to the caller, the next is read from the disk."""
+        ahead: tuple[Landing, list[int]] | None = None
         try:
+            while pending or ahead is not None:
+                if ahead is None and self._overdue(pending):
+                    return
+                landing, rows = ahead or self._begin(pending)
+                pending = [row for row in pending if row not in set(rows)]
+                # Where memory is short, one part at a time: nobody waits for buffers that he has himself.
+                more = pending and not landing.left and time.monotonic() < self._deadline
+                ahead = self._begin(pending) if more else None
+                pending = self._end(landing, rows) + pending
+        finally:
+            if ahead is not None:
+                ahead[0].end()
+
+    def _begin(self, pending: list[int]) -> tuple[Landing, list[int]]:
+        """The reads of the next part run."""
+        step = next(parts(len(pending), self._batch.object_nbytes, min(_AHEAD_BYTES * 8, self._tier.pool.geometry.capacity)))
+        rows = list({self._batch.keys[row]: row for row in reversed(pending[step])}.values())[::-1]
+        return self._land(rows, buffers=True), rows
+
+    def _land(self, rows: list[int], *, buffers: bool) -> Landing:
+        return Landing(self._tier, [self._batch.keys[row] for row in rows], self._deadline, buffers=buffers)
+
+    def _end(self, landing: Landing, rows: list[int], *, buffers: bool = True) -> list[int]:
+        """Copy what has come; the rows that are to be tried once more."""
+        try:
+            landing.finish()
             progress = bool(landing.places)
             self._copy(rows, landing.places)
         finally:
@@ -81,8 +99,16 @@ class Fetch:
                 self._results[rows[place]] = NO_MEMORY
             return [row for row in again if self._results[row] is not NO_MEMORY]
         if stuck and not self._tier.bounce.wait(slot_bytes_for(self._batch.object_nbytes), self._deadline):
-            return self._part(again, buffers=False)  # too large for the buffers: a slot at any price
+            return self._end(self._land(again, buffers=False), again, buffers=False)  # too large for them: a slot at any price
         return again
+
+    def _overdue(self, rows: list[int]) -> bool:
+        """Whether it is too late for these, and then their result."""
+        late = time.monotonic() >= self._deadline
+        if late:
+            for row in rows:
+                self._results[row] = OVERDUE
+        return late
 
     def _try_again(self, row: int) -> bool:
         self._tries[row] = self._tries.get(row, 0) + 1
@@ -117,7 +143,7 @@ def promoted(tier: DiskTier, keys: Sequence[bytes], deadline: float) -> Iterator
         stuck_at = time.monotonic() + _NO_PROGRESS_S
         while pending:
             part = pending[:_PROMOTE_KEYS]
-            landing = Landing(tier, [keys[row] for row in part], deadline, buffers=False)
+            landing = Landing(tier, [keys[row] for row in part], deadline, buffers=False).finish()
             held.callback(landing.end)
             for place in landing.places:
                 outcome[part[place]] = Result(Status.OK, tier=Tier.DISK)

@@ -85,7 +85,7 @@ class _Read:
 
 class Landing:
     """Reads what the disk has of ``keys``, all at once, and publishes it in memory: without ``buffers`` at any price, with them
-    only where that pushes out nothing that would be lost.
+    only where that pushes out nothing that would be lost. The reads run once it is made; ``finish`` waits for them.
 
     ``places`` says by row where the bytes are (address, nbytes) until ``end``; ``results`` says by row why they are not: MISSING,
     TRANSIENT, or AGAIN when memory has the object by now. Rows that found no memory are in ``left``. A row in none of them is not
@@ -95,6 +95,7 @@ class Landing:
         self._tier = tier
         self._pool = tier.pool
         self._deadline = deadline
+        self._buffers = buffers
         self._reads: list[_Read] = []
         self.places: dict[int, tuple[int, int]] = {}
         self.results: dict[int, Result] = {}
@@ -106,11 +107,19 @@ class Landing:
         try:
             self._find_memory(keys, held, buffers)
             self._submit()
-            self._wait()
-            self._publish(self._until(buffers))
         except BaseException:
             self.end()
             raise
+
+    def finish(self) -> Landing:
+        """Until all reads have ended, or the deadline; then the bytes are in their places."""
+        try:
+            self._wait()
+            self._publish(self._until(self._buffers))
+        except BaseException:
+            self.end()
+            raise
+        return self
 
     def _find_memory(self, keys: Sequence[bytes], held: list[tuple[int, tuple[int, int, int, int]]], buffers: bool) -> None:
         """A slot or a buffer for each object; those that get none are let go."""
