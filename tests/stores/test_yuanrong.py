@@ -1,0 +1,230 @@
+"""The openYuanrong store against a real worker: the whole contract, and what is its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvpool.ops.services.yuanrong import YuanrongService, has_coordinator
+from kvpool.stores.base import MISS, Hit, Status
+from kvpool.stores.conformance import CHECKS, run_check
+from kvpool.stores.conformance.bench import Bench, found, statuses
+from kvpool.stores.context import StoreContext
+from kvpool.stores.yuanrong import YuanrongStore
+from kvpool.stores.yuanrong.keys import MAX_NAME
+from tests.stores.needs import needs_etcd, needs_yuanrong
+from tests.stores.yuanrong_worker import running_worker
+
+MIB = 1 << 20
+POOL_MB = 128
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    needs_yuanrong()
+    with running_worker(tmp_path_factory.mktemp("yuanrong"), POOL_MB) as running:
+        yield running
+
+
+@pytest.fixture
+def bench(worker):
+    made = Bench(worker.store)
+    yield made
+    made.close()
+
+
+UNCLAIMED = {
+    "lease_protects",
+    "lease_runs_out",
+    "leases_are_counted",
+    "remove_while_leased",
+    "list_and_clear",
+    "reserve_publish_discard",
+    "publish_twice_fails",
+    "pin_reads_in_place",
+    "reserve_when_full",
+    # the library does not tell the capacity: see test_a_full_pool_evicts_the_oldest and test_a_reader_outlives_eviction
+    "eviction_makes_room",
+    "bc_080_a_batch_does_not_evict_itself",
+    "a_batch_larger_than_the_pool_keeps_its_head",
+    "ranged_read",
+}
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.__name__ not in UNCLAIMED], ids=lambda check: check.__name__)
+def test_contract(check, worker):
+    outcome = run_check(check, worker.store)
+    assert outcome.passed, outcome.text
+
+
+def test_contract_skips_only_what_is_not_claimed(worker):
+    left = [check for check in CHECKS if check.__name__ in UNCLAIMED]
+    assert {run_check(check, worker.store).skipped for check in left} == {True}
+
+
+def test_a_full_pool_evicts_the_oldest(bench):
+    store, count = bench.store(), POOL_MB + POOL_MB // 2
+    keys = [bench.key(i) for i in range(count)]
+    for first in range(0, count, 16):
+        data = np.full((16, MIB), first % 251, dtype=np.uint8)
+        results = bench.put(store, keys[first : first + 16], data, MIB // 16)
+        assert {result.status for result in results} == {Status.OK}
+    hits = found(store, keys)
+    assert all(hits[-16:])
+    assert not any(hits[:16])
+    results, got = bench.get(store, keys, MIB, MIB // 16)
+    for row, result in enumerate(results):
+        assert result.status is (Status.OK if hits[row] else Status.MISSING) or not hits[row]
+        assert result.status is not Status.OK or (got[row] == (row - row % 16) % 251).all()
+
+
+def test_a_reader_outlives_eviction(bench):
+    store, key, data = bench.store(), bench.key("held"), bench.content(1, 1, MIB)
+    bench.stored(store, [key], data)
+    reader = store.begin_read([key, bench.key("none")], 5.0)
+    assert statuses(reader.results) == [Status.OK, Status.MISSING]
+    other = np.zeros((16, MIB), dtype=np.uint8)
+    for turn in range(POOL_MB // 8):
+        bench.put(store, [bench.key(f"{turn}-{i}") for i in range(16)], other, MIB)
+    got = np.zeros_like(data)
+    for start in (MIB // 2, 0):
+        addresses = np.array([[got.ctypes.data + start]], dtype=np.int64)
+        assert statuses(reader.read([0], start, addresses, np.array([MIB // 2]))) == [Status.OK]
+    assert np.array_equal(got, data)
+    reader.end()
+    assert statuses(reader.read([0], 0, addresses, np.array([1]))) == [Status.FATAL]
+
+
+def test_bc_096_a_reader_never_sees_two_writers_mixed(worker, bench):
+    """Publishing over a key replaces the object: who holds the old one reads the old bytes, everybody else the new ones."""
+    store, key = bench.store(), bench.key("contended")
+    contents = [np.full((1, MIB), fill, dtype=np.uint8) for fill in range(4)]
+    stop, wrong = threading.Event(), []
+
+    def write(mine):
+        other = worker.store()
+        other.open()
+        while not stop.is_set():
+            transfers = other._transfers()
+            batch = bench.batch([key], contents[mine], 65536)
+            transfers.put(batch)  # below the look that makes the second put EXISTS
+        other.close()
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    seen, end = set(), time.monotonic() + 3
+    while time.monotonic() < end:
+        results, got = bench.get(store, [key], MIB, 65536)
+        if results[0].status is Status.OK:
+            values = np.unique(got)
+            seen.update(values.tolist())
+            wrong += [values.tolist()] if len(values) > 1 else []
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    assert len(seen) > 1
+
+
+def test_bc_013_awkward_keys_are_the_same_object_in_every_call(bench):
+    store, data = bench.store(), bench.content(2, 6)
+    keys = [b"a/b.c d", "模型😀".encode(), b"k" * MAX_NAME, b"\x00\xff", b"x~.-/_", b"v1:plain"]
+    keys = [key[: MAX_NAME - 17] + bench.key("")[3:19] for key in keys]
+    bench.stored(store, keys, data)
+    assert found(store, keys) == [True] * 6
+    bench.reads(store, keys, data)
+    assert statuses(store.remove(keys)) == [Status.OK] * 6
+    assert found(store, keys) == [False] * 6
+
+
+def test_bc_169_a_failing_part_fails_its_own_keys_only(bench, monkeypatch):
+    store, keys, data = bench.store(), [bench.key(i) for i in range(600)], bench.content(3, 600, 64)
+    transfers, calls = store._transfers(), []
+    real = transfers.put
+
+    def second_fails(batch):
+        calls.append(len(batch.keys))
+        if len(calls) == 2:
+            raise OSError("link down")
+        return real(batch)
+
+    monkeypatch.setattr(transfers, "put", second_fails)
+    results = bench.put(store, keys, data, 64)
+    assert calls == [256, 256, 88]
+    assert statuses(results) == [Status.OK] * 256 + [Status.TRANSIENT] * 256 + [Status.OK] * 88
+    assert found(store, keys) == [True] * 256 + [False] * 256 + [True] * 88
+
+
+def test_a_scheduler_looks_up_by_one_process_only(worker, bench):
+    store, key = bench.store(), bench.key("a")
+    bench.stored(store, [key], bench.content(4))
+    looking = worker.store("scheduler")
+    looking.open()
+    try:
+        assert isinstance(looking.exists([key])[0], Hit)
+        assert looking.exists([bench.key("none")]) == [MISS]
+        assert looking.health().ok
+        assert looking._transfer is None
+    finally:
+        looking.close()
+
+
+def test_objects_outlive_the_store_that_wrote_them(worker, bench):
+    keys, data = [bench.key(i) for i in range(4)], bench.content(5, 4, 100_003)
+    first = worker.store()
+    first.open()
+    assert statuses(bench.put(first, keys, data, 1000)) == [Status.OK] * 4
+    first.close()
+    bench.reads(bench.store(), keys, data, 777)
+
+
+def test_notes_are_kept(bench):
+    one, two = bench.store(), bench.store()
+    family = b"kvpool:notes:" + bench.key("")[3:19] + b":"
+    one.write_note(family + b"a", "first")
+    two.write_note(family + b"b", "second")
+    assert two.notes(family) == {family + b"a": "first", family + b"b": "second"}
+    assert one.notes(family + b"b") == {family + b"b": "second"}
+
+
+def test_metadata_of_the_hetero_client(worker):
+    """Lookups of NPU processes go through HeteroClient, which works on a host without NPU; its transfers do not."""
+    store = YuanrongStore(worker.options(), StoreContext("scheduler", "npu"))
+    store.open()
+    try:
+        assert store.exists([b"v1:none"]) == [MISS]
+        assert statuses(store.remove([b"v1:none"])) == [Status.MISSING]
+        assert not store.capabilities.ranged
+    finally:
+        store.close()
+
+
+def test_cuda_is_refused_by_name(worker):
+    store = YuanrongStore(worker.options(), StoreContext("worker", "cuda"))
+    with pytest.raises(ValueError, match="device 'cuda' yet"):
+        store.open()
+
+
+def test_service_refuses_a_second_start_and_a_coordinator_it_has_not(worker, tmp_path):
+    with pytest.raises(ValueError, match="stop it first"):
+        YuanrongService().start(Path(worker.started.folder), 5.0)
+    assert YuanrongService().status(Path(worker.started.folder)) == {"worker": "ready"}
+    if not has_coordinator():
+        with pytest.raises(ValueError, match="has no coordinator"):
+            YuanrongService(discovery="coordinator").start(tmp_path / "c", 5.0)
+
+
+def test_a_worker_with_etcd(tmp_path):
+    needs_yuanrong()
+    needs_etcd()
+    with running_worker(tmp_path / "etcd", 64, discovery="etcd") as running:
+        bench = Bench(running.store)
+        store, key, data = bench.store(), bench.key("a"), bench.content(6)
+        bench.stored(store, [key], data)
+        bench.reads(store, [key], data)
+        bench.close()
