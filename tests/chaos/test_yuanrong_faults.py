@@ -72,7 +72,7 @@ def test_bc_095_open_fails_in_time_and_names_the_worker(kind):
         listener.bind(("127.0.0.1", 0))
         if kind == "is silent":
             listener.listen(8)
-        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         store = YuanrongStore(YuanrongOptions(worker_addr=address, connect_timeout_ms=1000), StoreContext())
         began = time.monotonic()
         with pytest.raises(OSError, match=f"no yuanrong worker is reached at {address}"):
@@ -154,7 +154,9 @@ def test_bc_096_a_client_killed_in_the_middle_of_transfers(worker, bench):
         for _ in range(4):
             results, got = bench.get(store, keys, MIB, 65536)
             outcomes.update(statuses(results))
-            wrong += [row for row, result in enumerate(results) if result.status is Status.OK and not np.array_equal(got[row], data[row])]
+            wrong += [
+                row for row, result in enumerate(results) if result.status is Status.OK and not np.array_equal(got[row], data[row])
+            ]
         killer.join()
         eventually(lambda: statuses(bench.get(store, keys, MIB)[0]) == [Status.OK] * 8)
     assert wrong == []

@@ -48,6 +48,7 @@ def test_bc_013_keys_of_kvpool_are_their_own_names(block_hash):
         ("code: [RPC unavailable], msg: [x]", Status.TRANSIENT, "RPC unavailable"),
         ("code:[RPC deadline exceeded]", Status.TRANSIENT, "RPC deadline exceeded"),
         ("code: [Not authorized]", Status.FATAL, "Not authorized"),
+        ("code: [RPC unavailable], msg: [x]. RPC Retry detail: [ Out of memory * 3 ]", Status.NO_SPACE, "RPC unavailable"),
         ("something new", Status.TRANSIENT, ""),
     ],
 )

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -21,8 +22,9 @@ import kvpool
 from kvpool.stores.yuanrong import far_memory, library
 from kvpool.stores.yuanrong.codes import LibraryError
 from kvpool.stores.yuanrong.far_memory import Int64
-from kvpool.stores.yuanrong.messages import Channel, Reply, Request, Settings, Verb
+from kvpool.stores.yuanrong.messages import Channel, Fields, Reply, Request, Settings, Verb
 
+Move = Callable[[int, Int64, Int64, Int64], None]
 _END_S = 2.0  # a process that was told to end is given that long
 
 
@@ -73,7 +75,7 @@ class Child:
             raise TimeoutError("the worker has not been reached yet")
         return _content(self._greeting)
 
-    def ask(self, verb: Verb, until: float, **fields: Any) -> Reply:
+    def ask(self, verb: Verb, until: float, **fields: Unpack[Fields]) -> Reply:
         wait = _Wait()
         with self._lock:
             if self._dead:
@@ -101,7 +103,7 @@ class Child:
     def read(self, far: Int64, near: Int64, sizes: Int64) -> None:
         self._copy(far_memory.read, far, near, sizes)
 
-    def _copy(self, move: Any, far: Int64, near: Int64, sizes: Int64) -> None:
+    def _copy(self, move: Move, far: Int64, near: Int64, sizes: Int64) -> None:
         with self._lock:
             if self._dead:
                 raise ConnectionError("the client process ended")

@@ -1,34 +1,33 @@
 """KVClient: objects in shared memory of the worker. Runs in the client process.
 
-An object is made in three steps: ``create`` gives memory that nobody else sees, somebody fills it, ``publish`` gives it its key. What
-is not published disappears with the process. Publishing under a key that is there replaces the object as a whole; who still holds
-the old one goes on reading the old bytes.
+An object is made in three steps: ``create`` gives memory that nobody else sees, somebody fills it, ``publish`` gives it its key.
+What is not published disappears with the process. Publishing under a key that is there replaces the object as a whole; who still
+holds the old one goes on reading the old bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from kvpool.stores.yuanrong.codes import NOT_FOUND, code_of
-from kvpool.stores.yuanrong.library import connect_arguments
+from kvpool.stores.yuanrong.library import Native, connect_arguments
 from kvpool.stores.yuanrong.messages import Buffer, Settings
 
 
 class KvClient:
     """Not thread-safe. Every call may raise RuntimeError with the library's text."""
 
-    def __init__(self, module: Any, settings: Settings) -> None:
+    def __init__(self, module: Native, settings: Settings) -> None:
         kind = module.KVClient
         arguments = connect_arguments(kind, settings.connect_ms, settings.request_ms, settings.exclusive)
         self._client = kind(settings.host, settings.port, **arguments)
         self._client.init()
         self._mode = module.WriteMode.NONE_L2_CACHE_EVICT
         self._numbers = count(1)
-        self._held: dict[int, tuple[Any, Any]] = {}  # the library's buffer, and the view of it whose address was told
+        self._held: dict[int, tuple[Native, Native]] = {}  # the library's buffer, and the view of it whose address was told
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         return found_of(self._client, names)
@@ -66,13 +65,13 @@ class KvClient:
         self._held.clear()
         del self._client
 
-    def _hold(self, buffer: Any, view: Any) -> Buffer:
+    def _hold(self, buffer: Native, view: Native) -> Buffer:
         number, memory = next(self._numbers), np.frombuffer(view, dtype=np.uint8)
         self._held[number] = (buffer, memory)
         return Buffer(number, memory.ctypes.data, memory.nbytes)
 
 
-def found_of(client: Any, names: Sequence[str]) -> list[bool]:
+def found_of(client: Native, names: Sequence[str]) -> list[bool]:
     """``exist`` of either client; it raises where no key at all is there, in some versions."""
     try:
         return [bool(found) for found in client.exist(list(names))]

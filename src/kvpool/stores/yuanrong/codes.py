@@ -28,8 +28,14 @@ def code_of(text: str) -> str:
 
 
 def result_of(text: str) -> Result:
-    """What an error means for the keys of its call. What is not known is taken for a passing fault."""
-    return Result(_STATUS.get(code_of(text), Status.TRANSIENT), text=brief(text))
+    """What an error means for the keys of its call. What is not known is taken for a passing fault.
+
+    A worker that finds no room is asked again until the request timeout; the code is then that of the last try, and only the text
+    tells what the earlier ones said."""
+    status = _STATUS.get(code_of(text), Status.TRANSIENT)
+    if status is Status.TRANSIENT and "Out of memory" in text:
+        status = Status.NO_SPACE
+    return Result(status, text=brief(text))
 
 
 def brief(text: str) -> str:

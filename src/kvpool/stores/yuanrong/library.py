@@ -12,6 +12,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+Native = Any
+"""A module, class or object of the library, which has no types."""
+
 DISTRIBUTION = "openyuanrong-datasystem"
 LOG_DIR = "DATASYSTEM_CLIENT_LOG_DIR"
 _FEATURES = {
@@ -63,13 +66,13 @@ def make_log_folder(env: MutableMapping[str, str]) -> str:
     return str(folder)
 
 
-def load() -> Any:
+def load() -> Native:
     """The module ``yr.datasystem``. ImportError, in one line, where it cannot be imported."""
     make_log_folder(os.environ)
     return importlib.import_module("yr.datasystem")
 
 
-def missing_features(module: Any) -> list[str]:
+def missing_features(module: Native) -> list[str]:
     """A line per call that this version lacks and what follows."""
     hetero = getattr(module, "HeteroClient", None)
     return [
@@ -79,7 +82,7 @@ def missing_features(module: Any) -> list[str]:
     ]
 
 
-def connect_arguments(client_class: Any, connect_ms: int, request_ms: int, exclusive: bool) -> dict[str, Any]:
+def connect_arguments(client_class: Native, connect_ms: int, request_ms: int, exclusive: bool) -> dict[str, Any]:
     """Keyword arguments of a client; the name of the connect timeout differs by version."""
     known = inspect.signature(client_class.__init__).parameters
     timeout = "connect_timeout_ms" if "connect_timeout_ms" in known else "timeout_ms"

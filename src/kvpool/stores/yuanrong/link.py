@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Unpack
 
 from kvpool.stores.native import Closed
 from kvpool.stores.yuanrong.child import Child
-from kvpool.stores.yuanrong.messages import Reply, Settings, Verb
+from kvpool.stores.yuanrong.messages import Fields, Reply, Settings, Verb
 
 RETRY_S = 1.0  # between the starts of two client processes
 HANG_S = 5.0  # what a call may take beyond all of the library's own timeouts
 
 
 class Link:
-    """Thread-safe. ``slowest_s``: the longest that the library may take by its own timeouts. ``patience_s``: calls fail at once while
-    an earlier one has been waiting longer than that."""
+    """Thread-safe. ``slowest_s``: the longest that the library may take by its own timeouts. ``patience_s``: calls fail at once
+    while an earlier one has been waiting longer than that."""
 
     def __init__(self, settings: Settings, slowest_s: float, patience_s: float) -> None:
         self._settings = settings
@@ -33,11 +33,11 @@ class Link:
         child = self._current()
         return self._greeting(child, deadline_s), child
 
-    def ask(self, verb: Verb, deadline_s: float, **fields: Any) -> tuple[Reply, Child]:
+    def ask(self, verb: Verb, deadline_s: float, **fields: Unpack[Fields]) -> tuple[Reply, Child]:
         """The reply, and the process that gave it: buffers are in its memory.
 
-        LibraryError: the library said no. TimeoutError: no answer in time, and none will be used. ConnectionError: the process ended.
-        Closed after ``close``."""
+        LibraryError: the library said no. TimeoutError: no answer in time, and none will be used. ConnectionError: the process
+        ended. Closed after ``close``."""
         until = time.monotonic() + deadline_s
         child = self._current()
         waited = child.waited_s()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -45,6 +45,15 @@ class Request(msgspec.Struct, array_like=True):
     nbytes: int = 0
     buffers: list[int] = []
     wait_ms: int = 0
+
+
+class Fields(TypedDict, total=False):
+    """What a request says beside its verb."""
+
+    names: list[str]
+    nbytes: int
+    buffers: list[int]
+    wait_ms: int
 
 
 class Reply(msgspec.Struct, array_like=True):

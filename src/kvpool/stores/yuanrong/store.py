@@ -45,10 +45,10 @@ _LOOKUP_S = 2.0
 
 
 class YuanrongStore(OpaqueStore):
-    """Host memory goes through KVClient in client processes, one for lookups and one for transfers; NPU memory through HeteroClient in
-    this process. Objects are evicted least recently used first, cannot be leased, and are gone with the worker that holds them.
+    """Host memory goes through KVClient in client processes, one for lookups and one for transfers; NPU memory through HeteroClient
+    in this process. Objects are evicted when room is needed, cannot be leased, and are gone with the worker that holds them.
 
-    A ``scheduler`` is a lookup-only client, whatever ``use_layerwise`` says: the process for transfers starts with the first one."""
+    A ``scheduler`` only looks up, whatever ``use_layerwise`` says: the process for transfers starts with the first transfer."""
 
     name = "yuanrong"
     limits = Limits(batch_keys=256, batch_bytes=32 << 20, exists_keys=4096, lookup_s=_LOOKUP_S)
@@ -57,7 +57,9 @@ class YuanrongStore(OpaqueStore):
         super().__init__()
         self._options = options
         self._context = context
-        self.capabilities = Capabilities(ranged=context.device == "cpu", device_memory=context.device == "npu", max_key_len=MAX_NAME)
+        self.capabilities = Capabilities(
+            ranged=context.device == "cpu", device_memory=context.device == "npu", max_key_len=MAX_NAME
+        )
         self._call_s = options.request_deadline_ms / 1000 + 1.0
         self._being_written = BeingWritten()
         self._making = threading.Lock()
@@ -156,7 +158,10 @@ class YuanrongStore(OpaqueStore):
     def _put(self, batch: Batch) -> list[Result]:
         busy = self._being_written.holds(batch.keys)
         if any(busy):
-            return [Result(Status.BUSY, text="it is being written") if taken else self._put_one(batch, row) for row, taken in enumerate(busy)]
+            return [
+                Result(Status.BUSY, text="it is being written") if taken else self._put_one(batch, row)
+                for row, taken in enumerate(busy)
+            ]
         return self._transfers().put(batch)
 
     def _put_one(self, batch: Batch, row: int) -> Result:

@@ -19,7 +19,7 @@ MISSING = Result(Status.MISSING)
 
 
 class HostTransfers:
-    """Thread-safe. ``call_s``: how long one call of the library may take; ``wait_ms``: how long a get waits for objects to appear."""
+    """Thread-safe. ``call_s``: how long one call of the library may take; ``wait_ms``: how long a get waits for objects to come."""
 
     def __init__(self, link: Link, call_s: float, wait_ms: int) -> None:
         self._link = link
@@ -96,8 +96,6 @@ def read_from(child: Child, buffers: Sequence[Buffer], offset: int, addresses: A
     child.read(*_runs(buffers, offset, addresses, sizes))
 
 
-def _runs(
-    buffers: Sequence[Buffer], offset: int, addresses: Addresses, sizes: Addresses
-) -> tuple[Addresses, Addresses, Addresses]:
+def _runs(buffers: Sequence[Buffer], offset: int, addresses: Addresses, sizes: Addresses) -> tuple[Addresses, Addresses, Addresses]:
     starts = np.array([buffer.address for buffer in buffers], dtype=np.int64)
     return flat(starts, offsets_of(sizes, offset)), addresses.ravel(), np.tile(sizes, len(buffers))
