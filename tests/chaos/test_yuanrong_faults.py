@@ -148,7 +148,7 @@ def test_bc_096_a_client_killed_in_the_middle_of_transfers(worker, bench):
     bench.stored(store, keys, data)
     wrong, outcomes = [], set()
     for turn in range(6):
-        child = store._transfers()._link._child
+        child = store._mover().link._child
         killer = threading.Timer(0.002 * turn, os.kill, (child.pid, signal.SIGKILL))
         killer.start()
         for _ in range(4):

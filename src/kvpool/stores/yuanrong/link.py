@@ -28,6 +28,10 @@ class Link:
         self._refused: OSError | None = None
         self._closed = False
 
+    def start(self) -> None:
+        """Start the process, and let it connect while others are started."""
+        self._current()
+
     def open(self, deadline_s: float) -> tuple[Reply, Child]:
         """The greeting. LibraryError or TimeoutError where the worker is not reached; OSError where no process can be started."""
         child = self._current()

@@ -64,7 +64,7 @@ class YuanrongStore(OpaqueStore):
         self._being_written = BeingWritten()
         self._making = threading.Lock()
         self._lookup: Link | None = None
-        self._transfer: HostTransfers | HeteroTransfers | None = None
+        self._moves: HostTransfers | HeteroTransfers | None = None
 
     # life
 
@@ -75,14 +75,18 @@ class YuanrongStore(OpaqueStore):
         deadline_s = self._options.connect_timeout_ms / 1000 + _START_S
         self._lookup = self._link(_LOOKUP_S)
         try:
+            self._lookup.start()
+            host = self._host_transfers() if self._context.role == "worker" and self._context.device == "cpu" else None
             greeting, child = self._lookup.open(deadline_s)
             if self._context.device == "npu":
                 for line in greeting.names:
                     logger.warning("kvpool: %s", line)
             else:
                 _check_copies(greeting, child)
-            if self._context.role == "worker":
-                self._transfers(deadline_s)
+            if host is not None:
+                host.link.open(deadline_s)
+            elif self._context.role == "worker":
+                self._mover()
         except OSError as error:
             self._disconnect()
             raise OSError(f"no yuanrong worker is reached at {self._options.worker_addr}: {error}") from None
@@ -105,18 +109,24 @@ class YuanrongStore(OpaqueStore):
         slowest = max(options.connect_timeout_ms, options.request_deadline_ms + options.get_sub_timeout_ms) / 1000
         return Link(settings, slowest, patience_s)
 
-    def _transfers(self, deadline_s: float | None = None) -> HostTransfers | HeteroTransfers:
-        """What moves bytes; made by the first transfer, or by ``open`` with a deadline for reaching the worker."""
+    def _mover(self) -> HostTransfers | HeteroTransfers:
+        """What moves bytes; made by ``open`` of a worker, else by the first transfer."""
         self._ask_lookup()  # Closed after close
+        if self._context.device != "npu":
+            return self._host_transfers()
         with self._making:
-            if self._transfer is None and self._context.device == "npu":
-                self._transfer = self._hetero()
-            elif self._transfer is None:
+            if self._moves is None:
+                self._moves = self._hetero()
+            return self._moves
+
+    def _host_transfers(self) -> HostTransfers:
+        """Its process is started, and may not have reached the worker yet."""
+        with self._making:
+            if not isinstance(self._moves, HostTransfers):
                 link = self._link(self._call_s + self._options.get_sub_timeout_ms / 1000)
-                if deadline_s is not None:
-                    link.open(deadline_s)
-                self._transfer = HostTransfers(link, self._call_s, self._options.get_sub_timeout_ms)
-            return self._transfer
+                link.start()
+                self._moves = HostTransfers(link, self._call_s, self._options.get_sub_timeout_ms)
+            return self._moves
 
     def _hetero(self) -> HeteroTransfers:
         options = self._options
@@ -132,7 +142,7 @@ class YuanrongStore(OpaqueStore):
 
     def _disconnect(self) -> None:
         with self._making:
-            transfer, self._transfer = self._transfer, None
+            transfer, self._moves = self._moves, None
         if transfer is not None:
             transfer.close()
         if self._lookup is not None:
@@ -140,8 +150,8 @@ class YuanrongStore(OpaqueStore):
         self._lookup = None
 
     def register(self, regions: Sequence[tuple[int, int]]) -> None:
-        if self._options.registers_device_memory and isinstance(self._transfer, HeteroTransfers):
-            self._transfer.register(regions)
+        if self._options.registers_device_memory and isinstance(self._moves, HeteroTransfers):
+            self._moves.register(regions)
 
     # hooks
 
@@ -162,14 +172,14 @@ class YuanrongStore(OpaqueStore):
                 Result(Status.BUSY, text="it is being written") if taken else self._put_one(batch, row)
                 for row, taken in enumerate(busy)
             ]
-        return self._transfers().put(batch)
+        return self._mover().put(batch)
 
     def _put_one(self, batch: Batch, row: int) -> Result:
         one = Batch(batch.keys[row : row + 1], batch.addresses[row : row + 1], batch.sizes)
-        return self._transfers().put(one)[0]
+        return self._mover().put(one)[0]
 
     def _get(self, batch: Batch) -> list[Result]:
-        return self._transfers().get(batch)
+        return self._mover().get(batch)
 
     def _remove(self, keys: Sequence[bytes]) -> list[Result]:
         there = self._look(keys)
@@ -202,7 +212,7 @@ class YuanrongStore(OpaqueStore):
             raise ValueError(f"objects of {nbytes} bytes cannot be stored")
         if self._lookup is None:
             return EndedWriter([FATAL_CLOSED] * len(keys))
-        transfers = self._transfers()
+        transfers = self._mover()
         if not isinstance(transfers, HostTransfers):
             return EndedWriter([Result(Status.FATAL, text="NPU objects cannot be written in pieces")] * len(keys))
         return PieceWriter(transfers, self._look, self._fault, self._being_written, keys, nbytes, deadline_s)
@@ -210,7 +220,7 @@ class YuanrongStore(OpaqueStore):
     def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
         if self._lookup is None:
             return EndedReader([FATAL_CLOSED] * len(keys))
-        transfers = self._transfers()
+        transfers = self._mover()
         if not isinstance(transfers, HostTransfers):
             return EndedReader([Result(Status.FATAL, text="NPU objects cannot be read in pieces")] * len(keys))
         return PieceReader(transfers, self._fault, keys, deadline_s)

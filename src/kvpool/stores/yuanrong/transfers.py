@@ -22,7 +22,7 @@ class HostTransfers:
     """Thread-safe. ``call_s``: how long one call of the library may take; ``wait_ms``: how long a get waits for objects to come."""
 
     def __init__(self, link: Link, call_s: float, wait_ms: int) -> None:
-        self._link = link
+        self.link = link
         self._call_s = call_s
         self._wait_ms = wait_ms
 
@@ -63,7 +63,7 @@ class HostTransfers:
 
     def create(self, keys: Sequence[bytes], nbytes: int, within_s: float) -> tuple[list[Buffer], Child]:
         """Memory for objects that nobody sees yet."""
-        reply, child = self._link.ask("create", within_s, names=names_of(keys), nbytes=nbytes)
+        reply, child = self.link.ask("create", within_s, names=names_of(keys), nbytes=nbytes)
         buffers = [buffer for buffer in reply.buffers if buffer is not None]
         if len(buffers) != len(keys) or any(buffer.nbytes != nbytes for buffer in buffers):
             child.drop([buffer.number for buffer in buffers])
@@ -76,14 +76,14 @@ class HostTransfers:
 
     def open(self, keys: Sequence[bytes], within_s: float) -> tuple[list[Buffer | None], Child]:
         """Memory of the objects that are there, to be dropped by number."""
-        reply, child = self._link.ask("open", within_s, names=names_of(keys), wait_ms=self._wait_ms)
+        reply, child = self.link.ask("open", within_s, names=names_of(keys), wait_ms=self._wait_ms)
         if len(reply.buffers) != len(keys):
             child.drop([buffer.number for buffer in reply.buffers if buffer is not None])
             raise OSError(f"the library answered for {len(reply.buffers)} of {len(keys)} keys")
         return reply.buffers, child
 
     def close(self) -> None:
-        self._link.close()
+        self.link.close()
 
 
 def write_into(child: Child, buffers: Sequence[Buffer], offset: int, addresses: Addresses, sizes: Addresses) -> None:
