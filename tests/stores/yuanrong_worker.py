@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -83,6 +84,7 @@ def running_worker(folder: Path, memory_mb: int, **options: object) -> Iterator[
             worker.again.kill()
             worker.again.wait(10)
         service.stop(folder, STOP_S)
+        shutil.rmtree(folder, ignore_errors=True)
         del os.environ["YR_CONFIG_PATH"]
         if before is None:
             del os.environ["DATASYSTEM_CLIENT_LOG_DIR"]

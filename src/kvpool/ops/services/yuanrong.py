@@ -69,6 +69,8 @@ class YuanrongService(Service):
             "enable_fallocate": "false",
             "log_dir": str(home / "logs"),
             "unix_domain_socket_dir": sockets,
+            "rocksdb_write_mode": "none",  # what it would write to disk says where objects are that are gone with the worker
+            "client_dead_timeout_s": "60",  # until then the room of a killed client's unpublished objects is lost
             "sc_regular_socket_num": "0",
             "sc_stream_socket_num": "0",
         }

@@ -25,6 +25,10 @@ from kvpool.stores.yuanrong.far_memory import Int64
 from kvpool.stores.yuanrong.messages import Channel, Fields, Reply, Request, Settings, Verb
 
 Move = Callable[[int, Int64, Int64, Int64], None]
+_TICK_S = 1.0
+FROZEN_S = 20.0
+"""After a standstill this long (a paused container, a suspended machine) the worker may have taken the client for dead and given
+its memory to others. It waits client_dead_timeout_s for that, 120 by default."""
 _END_S = 2.0  # a process that was told to end is given that long
 
 
@@ -51,6 +55,7 @@ class Child:
         self._waits: dict[int, _Wait] = {0: self._greeting}
         self._dead = False
         self._copies = 0
+        self._tick = _now()
         self._out: queue.SimpleQueue[Settings | Request | None] = queue.SimpleQueue()
         self._out.put(settings)
         for work in (self._send, self._receive):
@@ -104,6 +109,7 @@ class Child:
         self._copy(far_memory.read, far, near, sizes)
 
     def _copy(self, move: Move, far: Int64, near: Int64, sizes: Int64) -> None:
+        self._beat()
         with self._lock:
             if self._dead:
                 raise ConnectionError("the client process ended")
@@ -118,11 +124,25 @@ class Child:
     # threads
 
     def _send(self) -> None:
-        while (message := self._out.get()) is not None:
+        while True:
+            self._beat()
+            try:
+                message = self._out.get(timeout=_TICK_S)
+            except queue.Empty:
+                continue
+            if message is None:
+                return
             try:
                 self._channel.send(message)
             except OSError:
                 return  # it ended; the receiver sees to the rest
+
+    def _beat(self) -> None:
+        """Called at least every ``_TICK_S`` by a thread that never waits for anything else, and before every copy."""
+        now = _now()
+        frozen, self._tick = now - self._tick, now
+        if frozen > FROZEN_S:
+            self.close()
 
     def _receive(self) -> None:
         with suppress(Exception):  # whatever ends the reading, a damaged message included, ends the process
@@ -178,6 +198,11 @@ class Child:
         with self._lock:
             if self._dead and not self._copies:
                 self._process.poll()
+
+
+def _now() -> float:
+    """Goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _content(wait: _Wait) -> Reply:

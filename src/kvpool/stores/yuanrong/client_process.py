@@ -17,11 +17,12 @@ import numpy as np
 from kvpool.stores.yuanrong import library
 from kvpool.stores.yuanrong.client_hetero import HeteroMetadata
 from kvpool.stores.yuanrong.client_kv import KvClient
-from kvpool.stores.yuanrong.codes import brief, code_of
+from kvpool.stores.yuanrong.codes import code_of
 from kvpool.stores.yuanrong.keys import PROBE
 from kvpool.stores.yuanrong.messages import GREETING, Buffer, Channel, Reply, Request, Settings
 
 _LOOK_S = 5.0
+_LONGEST = 8192
 EXPIRED = "not begun: the deadline passed while an earlier call waited for the worker"
 Client = KvClient | HeteroMetadata
 
@@ -70,7 +71,7 @@ def serve(channel: Channel, client: Client, parent: int) -> None:
             try:
                 reply = answer(client, request)
             except Exception as error:  # noqa: BLE001 - travels in the reply
-                reply = Reply(request.number, error=brief(str(error)) or type(error).__name__)
+                reply = Reply(request.number, error=str(error)[:_LONGEST] or type(error).__name__)
             channel.send(reply)
 
 
@@ -83,7 +84,7 @@ def main(descriptor: int, parent: int) -> None:
     try:
         client, lacking = connect(settings)
     except Exception as error:  # noqa: BLE001 - travels in the greeting
-        channel.send(Reply(0, error=brief(str(error)) or type(error).__name__))
+        channel.send(Reply(0, error=str(error)[:_LONGEST] or type(error).__name__))
         return
     memory = np.frombuffer(GREETING, dtype=np.uint8)
     channel.send(Reply(0, buffers=[Buffer(0, memory.ctypes.data, memory.nbytes)], names=lacking, text=library.version()))

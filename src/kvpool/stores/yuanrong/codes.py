@@ -14,6 +14,7 @@ _STATUS = {
     "No space available": Status.NO_SPACE,
     "Not authorized": Status.FATAL,
 }
+_NOISE = re.compile(r"Thread ID \d+ |Line of code\s*: \d+|File\s*: [\w.]+|,? ?traceId\s*: [\w-]+")
 _LONGEST = 300
 
 
@@ -39,6 +40,6 @@ def result_of(text: str) -> Result:
 
 
 def brief(text: str) -> str:
-    """One line of a native text."""
-    line = " ".join(text.split())
+    """One line of a native text, without the places in its source."""
+    line = " ".join(_NOISE.sub("", text).split())
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

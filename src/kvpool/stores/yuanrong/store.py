@@ -30,7 +30,7 @@ from kvpool.stores.opaque import FATAL_CLOSED, Limits, OpaqueStore
 from kvpool.stores.yuanrong import library
 from kvpool.stores.yuanrong.child import Child
 from kvpool.stores.yuanrong.client_hetero import HeteroTransfers
-from kvpool.stores.yuanrong.codes import LibraryError, result_of
+from kvpool.stores.yuanrong.codes import LibraryError, brief, result_of
 from kvpool.stores.yuanrong.ended import EndedReader, EndedWriter
 from kvpool.stores.yuanrong.keys import MAX_NAME, PROBE, names_of
 from kvpool.stores.yuanrong.link import Link
@@ -89,7 +89,7 @@ class YuanrongStore(OpaqueStore):
                 self._mover()
         except OSError as error:
             self._disconnect()
-            raise OSError(f"no yuanrong worker is reached at {self._options.worker_addr}: {error}") from None
+            raise OSError(f"no yuanrong worker is reached at {self._options.worker_addr}: {brief(str(error))}") from None
         except BaseException:
             self._disconnect()
             raise
