@@ -75,7 +75,7 @@ def test_bc_095_open_fails_in_time_and_names_the_worker(kind):
         if kind == "is silent":
             listener.listen(8)
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        store = YuanrongStore(YuanrongOptions(worker_addr=address, connect_timeout_ms=1000), StoreContext())
+        store = YuanrongStore(YuanrongOptions(worker_addr=address, connect_timeout_ms=500), StoreContext())
         began = time.monotonic()
         with pytest.raises(OSError, match=f"no yuanrong worker is reached at {address}"):
             store.open()
@@ -108,6 +108,7 @@ def test_bc_091_a_stopped_worker_stops_nobody_else(worker, bench):
     finally:
         worker.signal(signal.SIGCONT)
     eventually(lambda: found(store, keys) == [True] * 4)
+    eventually(lambda: statuses(bench.get(store, keys, MIB)[0]) == [Status.OK] * 4)
     bench.reads(store, keys, data, 65536)
     assert store.health().ok
 
@@ -130,7 +131,7 @@ def test_a_close_while_the_worker_is_stopped_ends(worker, bench):
 def test_a_client_killed_between_making_and_publishing_leaves_nothing(worker, bench):
     store, data = bench.store(), np.zeros((POOL_MB // 2, MIB), dtype=np.uint8)
     keys = [bench.key(i) for i in range(len(data))]
-    for _ in range(3):  # more than the pool holds, were it not given back, client_dead_timeout_s after the kill
+    for _ in range(2):  # more than the pool holds, were it not given back, client_dead_timeout_s after the kill
         writer = eventually(lambda: begun(store, keys))
         rows = list(range(len(keys)))
         addresses = np.full((len(keys), 1), data.ctypes.data, dtype=np.int64)
@@ -152,7 +153,7 @@ def begun(store, keys):
 
 
 def test_a_store_closed_between_making_and_publishing_gives_the_room_back_at_once(worker, bench):
-    for turn in range(4):
+    for turn in range(3):
         store = worker.store()
         store.open()
         writer = begun(store, [bench.key(f"{turn}-{i}") for i in range(POOL_MB // 2)])
@@ -207,9 +208,10 @@ def test_an_object_larger_than_the_pool_is_no_space(worker, bench):
 
 
 def test_a_worker_killed_under_load_and_restarted(worker, bench):
-    store, stop, wrong = bench.store(), threading.Event(), []
-    keys, data = [bench.key(i) for i in range(16)], bench.content(5, 16, 256 << 10)
-    outcomes = set()
+    """What it held is gone; clients go on by themselves."""
+    store, stop, wrong, outcomes = bench.store(), threading.Event(), [], set()
+    lost, keys, data = bench.key("lost"), [bench.key(i) for i in range(16)], bench.content(5, 16, 256 << 10)
+    bench.stored(store, [lost], data[:1])
 
     def load():
         while not stop.is_set():
@@ -230,23 +232,13 @@ def test_a_worker_killed_under_load_and_restarted(worker, bench):
             assert store.exists(keys[:2]) == [UNKNOWN] * 2
             worker.restart()
         assert ticks.longest < 0.5
-        eventually(lambda: store.health().ok, 30)
-        eventually(lambda: all(isinstance(answer, Hit) for answer in store.exists(keys)), 30)
+        eventually(lambda: store.health().ok)
+        assert found(store, [lost]) == [False]
+        eventually(lambda: all(isinstance(answer, Hit) for answer in store.exists(keys)))
     finally:
         stop.set()
         thread.join(60)
     assert not thread.is_alive()
     assert wrong == []
+    assert Status.TRANSIENT in outcomes
     assert outcomes <= {Status.OK, Status.EXISTS, Status.TRANSIENT, Status.BUSY}
-    assert found(store, [bench.key("never")]) == [False]
-
-
-def test_what_a_killed_worker_held_is_gone(worker, bench):
-    store, key, data = bench.store(), bench.key("lost"), bench.content(6)
-    bench.stored(store, [key], data)
-    worker.kill()
-    worker.restart()
-    eventually(lambda: store.health().ok, 30)
-    assert found(store, [key]) == [False]
-    eventually(lambda: statuses(bench.put(store, [key], data)) == [Status.OK])
-    bench.reads(store, [key], data)

@@ -75,7 +75,7 @@ def running_worker(folder: Path, memory_mb: int, **options: object) -> Iterator[
     """Started, and stopped whatever happens."""
     service = YuanrongService(memory_mb=memory_mb, **options)  # type: ignore[arg-type]
     worker = Worker(service.start(folder, START_S))
-    before = os.environ.get("DATASYSTEM_CLIENT_LOG_DIR")
+    before = {name: os.environ.get(name) for name in worker.started.env}
     os.environ.update(worker.started.env)
     try:
         yield worker
@@ -85,8 +85,7 @@ def running_worker(folder: Path, memory_mb: int, **options: object) -> Iterator[
             worker.again.wait(10)
         service.stop(folder, STOP_S)
         shutil.rmtree(folder, ignore_errors=True)
-        del os.environ["YR_CONFIG_PATH"]
-        if before is None:
-            del os.environ["DATASYSTEM_CLIENT_LOG_DIR"]
-        else:
-            os.environ["DATASYSTEM_CLIENT_LOG_DIR"] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
