@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -197,7 +199,7 @@ def test_notes_are_kept(bench):
 
 
 def test_metadata_of_the_hetero_client(worker):
-    """Lookups of NPU processes go through HeteroClient, which works on a host without NPU; its transfers do not."""
+    """Lookups of NPU processes go through HeteroClient, which works on a host without NPU."""
     store = YuanrongStore(worker.options(), StoreContext("scheduler", "npu"))
     store.open()
     try:
@@ -206,6 +208,32 @@ def test_metadata_of_the_hetero_client(worker):
         assert not store.capabilities.ranged
     finally:
         store.close()
+
+
+NPU = """
+import sys
+from kvpool.options.yuanrong_json import YuanrongOptions
+from kvpool.stores.conformance.bench import Bench
+from kvpool.stores.context import StoreContext
+from kvpool.stores.yuanrong import YuanrongStore
+options = YuanrongOptions(worker_addr=sys.argv[1], connect_timeout_ms=3000, request_timeout_ms=1000)
+bench = Bench(lambda: YuanrongStore(options, StoreContext("worker", "npu")))
+store, key, data = bench.store(), bench.key("a"), bench.content(1)
+for result in bench.put(store, [key], data) + bench.get(store, [key])[0] + store.begin_write([key], 8, 1.0).results:
+    print(result.status.value, result.text)
+bench.close()
+"""
+
+
+def test_npu_memory_on_a_host_without_npu_is_an_error_of_the_library(worker):
+    """As far as transfers of NPU memory can be run here: the lists of blobs reach the library. It runs in the process itself."""
+    done = subprocess.run([sys.executable, "-c", NPU, worker.address], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    put, get, pieces = done.stdout.splitlines()
+    assert put.startswith("transient code: [Runtime error]")
+    assert "No device manager" in put
+    assert get.startswith("missing")
+    assert pieces == "fatal NPU objects cannot be written in pieces"
 
 
 def test_cuda_is_refused_by_name(worker):

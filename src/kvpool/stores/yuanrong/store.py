@@ -51,7 +51,7 @@ class YuanrongStore(OpaqueStore):
     A ``scheduler`` only looks up, whatever ``use_layerwise`` says: the process for transfers starts with the first transfer."""
 
     name = "yuanrong"
-    limits = Limits(batch_keys=256, batch_bytes=32 << 20, exists_keys=4096, lookup_s=_LOOKUP_S)
+    limits = Limits(batch_keys=256, batch_bytes=64 << 20, exists_keys=4096, lookup_s=_LOOKUP_S)
 
     def __init__(self, options: YuanrongOptions, context: StoreContext) -> None:
         super().__init__()
@@ -79,8 +79,7 @@ class YuanrongStore(OpaqueStore):
             host = self._host_transfers() if self._context.role == "worker" and self._context.device == "cpu" else None
             greeting, child = self._lookup.open(deadline_s)
             if self._context.device == "npu":
-                for line in greeting.names:
-                    logger.warning("kvpool: %s", line)
+                self._say_what_is_missing(greeting.names)
             else:
                 _check_copies(greeting, child)
             if host is not None:
@@ -93,6 +92,12 @@ class YuanrongStore(OpaqueStore):
         except BaseException:
             self._disconnect()
             raise
+
+    def _say_what_is_missing(self, lines: Sequence[str]) -> None:
+        """A warning where it is something that was asked for."""
+        for line in lines:
+            asked = "pre_register" in line and self._options.registers_device_memory
+            logger.log(logging.WARNING if asked else logging.INFO, "kvpool: %s", line)
 
     def _link(self, patience_s: float) -> Link:
         options = self._options
