@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from kvpool.ops.services import processes
 from kvpool.options.yuanrong_json import YuanrongOptions
 from kvpool.stores.base import UNKNOWN, Hit, Status
 from kvpool.stores.conformance.bench import Bench, found, statuses
@@ -150,6 +153,34 @@ def begun(store, keys):
         return writer
     writer.abort()
     return None
+
+
+ENGINE = """
+import sys, time
+from kvpool.ops.services import processes
+from kvpool.options.yuanrong_json import YuanrongOptions
+from kvpool.stores.context import StoreContext
+from kvpool.stores.yuanrong import YuanrongStore
+store = YuanrongStore(YuanrongOptions(worker_addr=sys.argv[1]), StoreContext())
+store.open()
+assert store.begin_write([sys.argv[2].encode()], 1 << 20, 5.0).results[0].status.value == "ok"
+print(store._lookup._child.pid, store._mover().link._child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_engine_takes_its_client_processes_along(worker, bench):
+    store, key, data = bench.store(), bench.key("half"), bench.content(8)
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE, worker.address, key.decode()], stdout=subprocess.PIPE, text=True)
+    try:
+        pids = [int(pid) for pid in engine.stdout.readline().split()]
+    finally:
+        engine.kill()
+        engine.communicate()
+    assert len(pids) == 2
+    eventually(lambda: not any(processes.start_time(pid) for pid in pids), 10)
+    assert found(store, [key]) == [False]
+    bench.stored(store, [key], data)
 
 
 def test_a_store_closed_between_making_and_publishing_gives_the_room_back_at_once(worker, bench):

@@ -103,6 +103,17 @@ def test_a_full_pool_evicts_the_oldest_and_readers_go_on(bench):
     assert statuses(reader.read([0], 0, addresses, np.array([1]))) == [Status.FATAL]
 
 
+def test_bc_103_memory_that_was_read_is_given_back(bench):
+    store, count = bench.store(), POOL_MB // 3
+    keys, memory = [bench.key(i) for i in range(count)], np.zeros((count, MIB), dtype=np.uint8)
+    assert {result.status for result in bench.put(store, keys, memory, MIB)} == {Status.OK}
+    for _ in range(4):
+        assert {result.status for result in bench.get(store, keys, MIB, MIB)[0]} == {Status.OK}
+    for turn in range(3):  # more than the pool holds, were what was read still held
+        results = bench.put(store, [bench.key(f"{turn}-{i}") for i in range(count)], memory, MIB)
+        assert {result.status for result in results} == {Status.OK}
+
+
 def test_bc_096_a_reader_never_sees_two_writers_mixed(worker, bench):
     """Publishing over a key replaces the object: who holds the old one reads the old bytes, everybody else the new ones."""
     store, key, others = bench.store(), bench.key("contended"), [bench.store(), bench.store()]
@@ -166,7 +177,7 @@ def test_bc_169_a_failing_part_fails_its_own_keys_only(bench, monkeypatch):
     assert found(store, keys) == [True] * 256 + [False] * 256 + [True] * 88
 
 
-def test_a_scheduler_looks_up_by_one_process_only(worker, bench):
+def test_bc_093_a_scheduler_looks_up_by_one_process_until_a_thread_transfers(worker, bench):
     store, key = bench.store(), bench.key("a")
     bench.stored(store, [key], bench.content(4))
     looking = worker.store("scheduler")
@@ -176,6 +187,11 @@ def test_a_scheduler_looks_up_by_one_process_only(worker, bench):
         assert looking.exists([bench.key("none")]) == [MISS]
         assert looking.health().ok
         assert looking._moves is None
+        results = []
+        thread = threading.Thread(target=lambda: results.extend(bench.put(looking, [bench.key("b")], bench.content(5))))
+        thread.start()
+        thread.join(30)
+        assert statuses(results) == [Status.OK]
     finally:
         looking.close()
 

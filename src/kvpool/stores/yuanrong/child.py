@@ -219,7 +219,7 @@ def _start(descriptor: int) -> subprocess.Popen[bytes]:
     folder = library.make_log_folder(env)
     source = str(Path(kvpool.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [source, env.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "kvpool.stores.yuanrong.client_process", str(descriptor)]
+    command = [sys.executable, "-P", "-m", "kvpool.stores.yuanrong.client_process", str(descriptor)]
     with Path(folder, "kvpool-client.log").open("ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, pass_fds=[descriptor], start_new_session=True
