@@ -227,7 +227,7 @@ def test_metadata_of_the_hetero_client(worker):
 
 
 NPU = """
-import sys
+import os, sys
 from kvpool.options.yuanrong_json import YuanrongOptions
 from kvpool.stores.conformance.bench import Bench
 from kvpool.stores.context import StoreContext
@@ -236,8 +236,9 @@ options = YuanrongOptions(worker_addr=sys.argv[1], connect_timeout_ms=3000, requ
 bench = Bench(lambda: YuanrongStore(options, StoreContext("worker", "npu")))
 store, key, data = bench.store(), bench.key("a"), bench.content(1)
 for result in bench.put(store, [key], data) + bench.get(store, [key])[0] + store.begin_write([key], 8, 1.0).results:
-    print(result.status.value, result.text)
+    print(result.status.value, result.text, flush=True)
 bench.close()
+os._exit(0)  # after a get of NPU memory the library keeps the process for 30 s
 """
 
 
