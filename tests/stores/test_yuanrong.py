@@ -263,6 +263,8 @@ def test_service_refuses_a_second_start_and_a_coordinator_it_has_not(worker, tmp
     with pytest.raises(ValueError, match="stop it first"):
         YuanrongService().start(Path(worker.started.folder), 5.0)
     assert YuanrongService().status(Path(worker.started.folder)) == {"worker": "ready"}
+    with pytest.raises(ValueError, match="accepted: metastore, etcd, coordinator"):
+        YuanrongService(discovery="zookeeper")
     if not has_coordinator():
         with pytest.raises(ValueError, match="has no coordinator"):
             YuanrongService(discovery="coordinator").start(tmp_path / "c", 5.0)

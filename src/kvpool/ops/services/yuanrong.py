@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from kvpool.ops.services import processes
 from kvpool.ops.services.base import Running, Service, Started
@@ -36,6 +36,12 @@ class YuanrongService(Service):
     request_timeout_ms: int = 1000
     worker_flags: dict[str, str] = field(default_factory=dict)
     backend: str = "yuanrong"
+
+    def __post_init__(self) -> None:
+        if self.discovery not in get_args(Discovery):
+            raise ValueError(f"discovery {self.discovery!r} is unknown (accepted: {', '.join(get_args(Discovery))})")
+        if self.memory_mb < 1:
+            raise ValueError(f"a worker of {self.memory_mb} MB cannot store anything (accepted: at least 1)")
 
     def start(self, folder: Path, deadline_s: float) -> Started:
         library.require_installed()
@@ -88,7 +94,8 @@ class YuanrongService(Service):
         }
         (folder / CONFIG).write_text(json.dumps(content, indent=4) + "\n")
         env = {"YR_CONFIG_PATH": str(folder / CONFIG), library.LOG_DIR: str(folder / "client-logs")}
-        return Started("yuanrong", str(folder), running, env, addresses)
+        notes = [f"whoever reaches {address} can read and change what is stored: the datasystem knows no authentication here"]
+        return Started("yuanrong", str(folder), running, env, addresses, notes)
 
     def _discovery(self, folder: Path, end: float, running: list[Running], addresses: dict[str, str]) -> dict[str, str]:
         """Start what workers find each other by; the worker's flags for it."""
