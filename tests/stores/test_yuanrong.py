@@ -62,7 +62,8 @@ CHECKED = [check for check in CHECKS if check.__name__ not in UNCLAIMED | UNBOUN
 
 @pytest.mark.parametrize("check", CHECKED, ids=lambda check: check.__name__)
 def test_contract(check, worker):
-    outcome = run_check(check, worker.store)
+    """As a tool, with one client process a store; what is below, and the faults, are as a worker, with two."""
+    outcome = run_check(check, lambda: worker.store("tool"))
     assert outcome.passed, outcome.text
 
 

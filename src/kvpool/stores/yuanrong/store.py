@@ -26,7 +26,7 @@ from kvpool.stores.base import (
 )
 from kvpool.stores.context import StoreContext
 from kvpool.stores.native import Closed
-from kvpool.stores.opaque import FATAL_CLOSED, Limits, OpaqueStore
+from kvpool.stores.opaque import Limits, OpaqueStore
 from kvpool.stores.yuanrong import library
 from kvpool.stores.yuanrong.child import Child
 from kvpool.stores.yuanrong.client_hetero import HeteroTransfers
@@ -125,10 +125,11 @@ class YuanrongStore(OpaqueStore):
             return self._moves
 
     def _host_transfers(self) -> HostTransfers:
-        """Its process is started, and may not have reached the worker yet."""
+        """Its process is started, and may not have reached the worker yet. Tools are content with one process for everything."""
         with self._making:
             if not isinstance(self._moves, HostTransfers):
-                link = self._link(self._call_s + self._options.get_sub_timeout_ms / 1000)
+                alone = self._context.role in ("worker", "scheduler")
+                link = self._link(self._call_s + self._options.get_sub_timeout_ms / 1000) if alone else self._ask_lookup()
                 link.start()
                 self._moves = HostTransfers(link, self._call_s, self._options.get_sub_timeout_ms)
             return self._moves
@@ -215,17 +216,19 @@ class YuanrongStore(OpaqueStore):
     def begin_write(self, keys: Sequence[bytes], nbytes: int, deadline_s: float) -> Writer:
         if nbytes <= 0:
             raise ValueError(f"objects of {nbytes} bytes cannot be stored")
-        if self._lookup is None:
-            return EndedWriter([FATAL_CLOSED] * len(keys))
-        transfers = self._mover()
+        try:
+            transfers = self._mover()
+        except Exception as error:  # noqa: BLE001 - travels in the results
+            return EndedWriter([self._fault(error)] * len(keys))
         if not isinstance(transfers, HostTransfers):
             return EndedWriter([Result(Status.FATAL, text="NPU objects cannot be written in pieces")] * len(keys))
         return PieceWriter(transfers, self._look, self._fault, self._being_written, keys, nbytes, deadline_s)
 
     def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
-        if self._lookup is None:
-            return EndedReader([FATAL_CLOSED] * len(keys))
-        transfers = self._mover()
+        try:
+            transfers = self._mover()
+        except Exception as error:  # noqa: BLE001 - travels in the results
+            return EndedReader([self._fault(error)] * len(keys))
         if not isinstance(transfers, HostTransfers):
             return EndedReader([Result(Status.FATAL, text="NPU objects cannot be read in pieces")] * len(keys))
         return PieceReader(transfers, self._fault, keys, deadline_s)
