@@ -6,6 +6,7 @@ set -euo pipefail
 packages=(
     libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4  # Mooncake
     gcc libc6-dev                                        # the driver stand-in for MemCache and MemFabric
+    etcd-server                                          # openYuanrong with etcd
     iproute2 util-linux                                  # network and mount namespaces
 )
 

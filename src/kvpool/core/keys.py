@@ -7,11 +7,13 @@ rewrite it. It says what is inside, never who wrote it.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 KEY_VERSION = "v1"
+_REWRITTEN = re.compile(r"-[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,13 @@ def group_hashes(hashes: Sequence[bytes], units: int, first: int, last: int) -> 
 def fit_key(key: str, charset: frozenset[str], max_len: int) -> str:
     """Map a key into what a backend allows: unchanged where it fits, else cleaned, cut and ended by a 128-bit digest.
 
-    Deterministic across processes and injective but for a digest collision: a key that was rewritten always ends in
-    ``-`` and 32 hex digits of the SHA-256 of the original. ``max_len`` is in characters and must be at least 40.
+    Deterministic across processes and injective but for a digest collision: a key that was rewritten ends in ``-`` and 32 hex
+    digits of the SHA-256 of the original, and a key that ends like that by itself is rewritten too, so none is taken for another.
+    ``max_len`` is in characters and must be at least 40.
     """
     if max_len < 40:
         raise ValueError(f"max_len {max_len} is too short for a digest (at least 40)")
-    if len(key) <= max_len and charset.issuperset(key):
+    if len(key) <= max_len and charset.issuperset(key) and not _REWRITTEN.search(key):
         return key
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
     clean = "".join(c if c in charset else "_" for c in key[: max_len - 33])

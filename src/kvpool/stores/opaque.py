@@ -17,6 +17,7 @@ import numpy as np
 
 from kvpool.stores import opaque_notes
 from kvpool.stores.base import (
+    MISS,
     UNKNOWN,
     Answer,
     Batch,
@@ -137,14 +138,20 @@ class OpaqueStore(Store):
             return [UNKNOWN] * len(keys)
 
     def _look(self, keys: Sequence[bytes]) -> list[Answer]:
-        found: list[Answer] = []
-        for first in range(0, len(keys), self.limits.exists_keys):
-            part = keys[first : first + self.limits.exists_keys]
-            answers = self._exists(part)
-            if len(answers) != len(part):
-                raise OSError(f"{len(answers)} answers for {len(part)} keys")
-            found += answers
+        """Answers for all keys; those that no object can have are not asked for."""
+        asked = [row for row, key in enumerate(keys) if self._possible(key)]
+        found: list[Answer] = [MISS] * len(keys)
+        for first in range(0, len(asked), self.limits.exists_keys):
+            rows = asked[first : first + self.limits.exists_keys]
+            answers = self._exists([keys[row] for row in rows])
+            if len(answers) != len(rows):
+                raise OSError(f"{len(answers)} answers for {len(rows)} keys")
+            for row, answer in zip(rows, answers, strict=True):
+                found[row] = answer
         return found
+
+    def _possible(self, key: bytes) -> bool:
+        return 0 < len(key) <= self.capabilities.max_key_len
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         """The library's own lease, which every lookup renews; ``until`` tells how long it lasts."""
@@ -157,6 +164,11 @@ class OpaqueStore(Store):
     # transfers
 
     def put(self, batch: Batch, deadline_s: float) -> Handle:
+        impossible = next((key for key in batch.keys if not self._possible(key)), None)
+        if impossible is not None:
+            raise ValueError(f"a key of {len(impossible)} bytes (accepted: 1 to {self.capabilities.max_key_len})")
+        if batch.keys and batch.object_nbytes <= 0:
+            raise ValueError(f"objects of {batch.object_nbytes} bytes cannot be stored")
         return self._begin(batch, deadline_s, self._store)
 
     def get(self, batch: Batch, deadline_s: float) -> Handle:
@@ -206,7 +218,13 @@ class OpaqueStore(Store):
         return results
 
     def _fetch(self, batch: Batch) -> list[Result]:
-        return self._get(batch)
+        rows = [row for row, key in enumerate(batch.keys) if self._possible(key)]
+        if len(rows) == len(batch.keys):
+            return self._get(batch)
+        results = [Result(Status.MISSING)] * len(batch.keys)
+        for row, result in zip(rows, self._get(take(batch, rows)) if rows else [], strict=True):
+            results[row] = result
+        return results
 
     # the rest
 
@@ -222,10 +240,16 @@ class OpaqueStore(Store):
             return [FATAL_CLOSED] * len(keys)
         if not keys:
             return []
+        results = [Result(Status.MISSING)] * len(keys)
+        rows = [row for row, key in enumerate(keys) if self._possible(key)]
+        possible = [keys[row] for row in rows]
         try:
-            return transfers.ask(lambda: self._remove(keys), self.limits.close_s)
+            removed = transfers.ask(lambda: self._remove(possible), self.limits.close_s) if rows else []
         except Exception as error:  # noqa: BLE001 - an answer for every key
-            return [self._fault(error)] * len(keys)
+            removed = [self._fault(error)] * len(rows)
+        for row, result in zip(rows, removed, strict=True):
+            results[row] = result
+        return results
 
     def write_note(self, name: bytes, text: str) -> None:
         opaque_notes.write(self, name, text)

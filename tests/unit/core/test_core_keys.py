@@ -107,6 +107,13 @@ def test_bc_013_keys_that_differ_behind_the_cut_stay_distinct():
     assert fit_key(one, SAFE, 1024) != fit_key(other, SAFE, 1024)
 
 
+@given(TEXTS, st.integers(40, 90))
+def test_bc_013_a_key_that_looks_like_a_rewritten_one_is_not_taken_for_it(text, max_len):
+    fitted = fit_key(text + "/", SAFE, max_len)
+    assert fit_key(fitted, SAFE, max_len) != fitted
+    assert len(fit_key(fitted, SAFE, max_len)) <= max_len
+
+
 def test_fit_key_refuses_a_limit_without_room_for_the_digest():
     with pytest.raises(ValueError, match="too short"):
         fit_key("k" * 100, SAFE, 39)
