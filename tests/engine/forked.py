@@ -152,7 +152,7 @@ def _become_engine(request: dict[str, Any], stdin: int, log: int, replies: int) 
 
 
 def _fork_for_spawn() -> None:
-    """Let vLLM fork: it insists on fresh processes on CPUs, for OpenMP reads its variables when it is loaded; we set them by hand."""
+    """Let vLLM fork. On CPUs it insists on fresh processes: OpenMP reads its variables when it is loaded. We set them by hand."""
 
     def context() -> BaseContext:
         return multiprocessing.get_context("fork")

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from kvpool.ops.services import Service, Started
 from tests.engine.runner import EngineSpec
+from tests.stores.needs import needs_memcache, needs_mooncake, needs_yuanrong
 
 STORES = ("mooncake", "memcache", "yuanrong")
-START_S, STOP_S = 60.0, 20.0
+DRAM = 256 << 20
+START_S, STOP_S = 90.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class LiveStore:
 @contextmanager
 def live_store(backend: str, folder: Path) -> Iterator[LiveStore]:
     """A service of its own in ``folder``, stopped afterwards. Skips, or in CI fails, where the machine lacks what it needs."""
-    service, prefix = _prepared(backend)
+    service, prefix = _service(backend, folder)
     started = service.start(folder, START_S)
     try:
         yield LiveStore(backend, started, prefix)
@@ -43,5 +45,19 @@ def live_store(backend: str, folder: Path) -> Iterator[LiveStore]:
         service.stop(folder, STOP_S)
 
 
-def _prepared(backend: str) -> tuple[Service, list[str]]:
-    raise NotImplementedError(backend)
+def _service(backend: str, folder: Path) -> tuple[Service, list[str]]:
+    if backend == "mooncake":
+        needs_mooncake()
+        from kvpool.ops.services.mooncake import MooncakeService
+
+        return MooncakeService(dram_bytes=DRAM), []
+    if backend == "yuanrong":
+        needs_yuanrong()
+        from kvpool.ops.services.yuanrong import YuanrongService
+
+        return YuanrongService(memory_mb=DRAM >> 20), []
+    needs_memcache()
+    from tests.ascend_stand_in.staged import StagedMemcacheService
+
+    staged = StagedMemcacheService(folder, DRAM)
+    return staged, staged.prefix

@@ -28,8 +28,8 @@ def conformance(
     """Test a store against the contract. Exit status 1 when a check fails.
 
     `local` is tested in a pool of its own that is removed afterwards. The others are live: the store that the environment names (as
-    for an engine), else the one that `kvpool store start` made. Each check uses a namespace of its own; what would fill a large pool
-    is skipped."""
+    for an engine), else the one that `kvpool store start` made. Each check uses a namespace of its own; what would fill a large
+    pool is skipped."""
     from kvpool.stores.conformance import run_conformance
 
     outcomes: list[Outcome] = []
