@@ -7,6 +7,7 @@ object can be read afterwards.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import abstractmethod
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvpool.stores import opaque_notes
+from kvpool.stores import checksums, opaque_notes
 from kvpool.stores.base import (
+    MISS,
     UNKNOWN,
     Answer,
     Batch,
@@ -32,9 +34,13 @@ from kvpool.stores.base import (
 )
 from kvpool.stores.native import Closed, NativeCalls, Transfer
 
+logger = logging.getLogger(__name__)
+
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 EXISTS = Result(Status.EXISTS)
 BUSY = Result(Status.BUSY, text="somebody is writing it, or died doing so")
+MISSING = Result(Status.MISSING)
+DAMAGED = Result(Status.MISSING, text="the bytes do not match their checksum; the object is removed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,11 @@ class OpaqueStore(Store):
     """A store behind a library. Hooks run on native threads, several at once; they may raise, and ``_fault`` says what it means."""
 
     limits = Limits()
+    checksums = False  # whether every object ends with a trailer (checksums.py); an adapter sets it before open
 
     def __init__(self) -> None:
         self._life = threading.Lock()
+        self.damaged_objects = 0  # found by this process
         self._transfers: NativeCalls | None = None
         self._lookups: NativeCalls | None = None
 
@@ -135,6 +143,10 @@ class OpaqueStore(Store):
             return [UNKNOWN] * len(keys)
 
     def _look(self, keys: Sequence[bytes]) -> list[Answer]:
+        if not self._possible(keys):
+            sound = [key for key in keys if self._possible([key])]
+            answers = iter(self._look(sound))
+            return [next(answers) if self._possible([key]) else MISS for key in keys]
         found: list[Answer] = []
         for first in range(0, len(keys), self.limits.exists_keys):
             part = keys[first : first + self.limits.exists_keys]
@@ -142,7 +154,15 @@ class OpaqueStore(Store):
             if len(answers) != len(part):
                 raise OSError(f"{len(answers)} answers for {len(part)} keys")
             found += answers
-        return found
+        return [self._without_trailer(answer) for answer in found] if self.checksums else found
+
+    @staticmethod
+    def _without_trailer(answer: Answer) -> Answer:
+        return Hit(answer.tier, max(answer.nbytes - checksums.TRAILER, 0)) if isinstance(answer, Hit) else answer
+
+    def _possible(self, keys: Sequence[bytes]) -> bool:
+        """Whether objects can have these keys."""
+        return not keys or (min(map(len, keys)) > 0 and max(map(len, keys)) <= self.capabilities.max_key_len)
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         """The library's own lease, which every lookup renews; ``until`` tells how long it lasts."""
@@ -162,12 +182,20 @@ class OpaqueStore(Store):
 
     def _begin(self, batch: Batch, deadline_s: float, work: Callable[[Batch], list[Result]]) -> Handle:
         transfers, until = self._transfers, time.monotonic() + deadline_s
-        if transfers is None:
-            return Done([FATAL_CLOSED] * len(batch.keys))
         if not batch.keys:
             return Done([])
+        self._check(batch)
+        if transfers is None:
+            return Done([FATAL_CLOSED] * len(batch.keys))
         call = transfers.begin(lambda: self._in_parts(batch, until, work), deadline_s)
         return Transfer(call, len(batch.keys), self._fault)
+
+    def _check(self, batch: Batch) -> None:
+        """ValueError for an object that cannot be."""
+        if batch.object_nbytes <= 0 or bool((batch.sizes < 0).any()):
+            raise ValueError(f"an object must have at least one byte, segments none below 0: sizes are {batch.sizes.tolist()[:8]}")
+        if not self._possible(batch.keys):
+            raise ValueError(f"keys have 1 to {self.capabilities.max_key_len} bytes")
 
     def _in_parts(self, batch: Batch, until: float, work: Callable[[Batch], list[Result]]) -> list[Result]:
         """``work`` on pieces that the library takes; what does not begin before ``until`` is TRANSIENT."""
@@ -190,7 +218,7 @@ class OpaqueStore(Store):
         first_of = {key: row for row, key in reversed(list(enumerate(batch.keys)))}
         there = self._look(batch.keys)
         rows = [row for row, key in enumerate(batch.keys) if first_of[key] == row and not isinstance(there[row], Hit)]
-        written = self._put(take(batch, rows)) if rows else []
+        written = self._put_sealed(take(batch, rows)) if rows else []
         ok = [row for row, result in zip(rows, written, strict=True) if result.status is Status.OK]
         sure = self._look([batch.keys[row] for row in ok]) if ok else []
         for row, result in zip(rows, written, strict=True):
@@ -203,8 +231,33 @@ class OpaqueStore(Store):
                 results[row] = results[first_of[key]]
         return results
 
+    def _put_sealed(self, batch: Batch) -> list[Result]:
+        if not self.checksums:
+            return self._put(batch)
+        wider, _trailers = checksums.sealed(batch)
+        return [_of_length(result, batch) for result in self._put(wider)]
+
     def _fetch(self, batch: Batch) -> list[Result]:
-        return self._get(batch)
+        if not self.checksums:
+            return self._get(batch)
+        wider, trailers = checksums.with_room(batch)
+        results = [_of_length(result, batch) for result in self._get(wider)]
+        ok = [row for row, result in enumerate(results) if result.status is Status.OK]
+        bad = checksums.damaged(batch, trailers, ok)
+        for row in bad:
+            results[row] = DAMAGED
+        if bad:
+            self._quarantine([batch.keys[row] for row in bad])
+        return results
+
+    def _quarantine(self, keys: Sequence[bytes]) -> None:
+        """On a native thread: take objects away whose bytes have changed."""
+        self.damaged_objects += len(keys)
+        logger.warning("kvpool: %d objects of %s do not match their checksum and are removed, %r first", len(keys), self.name, keys[0])
+        try:
+            self._remove(keys)
+        except Exception:  # noqa: BLE001 - the get has its answer; the next reader removes them
+            logger.warning("kvpool: they could not be removed", exc_info=True)
 
     # the rest
 
@@ -214,6 +267,8 @@ class OpaqueStore(Store):
             return [FATAL_CLOSED] * len(keys)
         if not keys:
             return []
+        if not self._possible(keys):
+            return [self.remove([key])[0] if self._possible([key]) else MISSING for key in keys]
         try:
             return transfers.ask(lambda: self._remove(keys), self.limits.close_s)
         except Exception as error:  # noqa: BLE001 - an answer for every key
@@ -242,6 +297,11 @@ class OpaqueStore(Store):
             return lookups.ask(self._health, self.limits.lookup_s)
         except Exception as error:  # noqa: BLE001 - not well, whatever the reason
             return Health(False, f"{type(error).__name__}: {error}"[:200])
+
+
+def _of_length(result: Result, batch: Batch) -> Result:
+    """An OK result without the trailer's bytes."""
+    return result._replace(nbytes=batch.object_nbytes) if result.status is Status.OK else result
 
 
 def take(batch: Batch, rows: Sequence[int]) -> Batch:
