@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +43,11 @@ from kvpool.stores.mooncake.room import with_room
 from kvpool.stores.mooncake.sessions import Link
 from kvpool.stores.mooncake.upkeep import Upkeep
 from kvpool.stores.mooncake.writer import MooncakeWriter
-from kvpool.stores.native import Closed, NativeCalls
+from kvpool.stores.native import Closed
 from kvpool.stores.opaque import Limits, OpaqueStore, take
 
 logger = logging.getLogger(__name__)
 
-_CALL_S = 5.0
 _PARTS = 4  # transfers at one time
 
 
@@ -254,6 +253,19 @@ class MooncakeStore(OpaqueStore):
         upkeep = self._upkeep
         return upkeep.lease_s if upkeep is not None else 0.0
 
+    def wait_mapped(self, timeout_s: float, stop: threading.Event | None = None) -> bool:
+        """Wait until the own memory is mapped, as far as it can be; True when it is."""
+        end = time.monotonic() + timeout_s
+        while (upkeep := self._upkeep) is not None and time.monotonic() < end and not (stop is not None and stop.is_set()):
+            if upkeep.mapped.wait(0.1):
+                return True
+        return False
+
+    def wait_lease(self, timeout_s: float) -> float | None:
+        """Wait until the lease of the master is known: its seconds, rounded down; None when it is not known in time."""
+        upkeep = self._upkeep
+        return upkeep.lease_s if upkeep is not None and upkeep.lease_known.wait(timeout_s) else None
+
     def _stats(self) -> StoreStats:
         """The library tells neither capacity nor use; the master's metrics port does."""
         link = self._link
@@ -278,6 +290,3 @@ def _hit(client: Client, name: str, replicas: Sequence[Any]) -> Answer:
             return Hit(Tier.REMOTE, int(replica.get_memory_descriptor().buffer_descriptor.size))
     nbytes = client.get_size(name) if replicas else -1
     return Hit(Tier.DISK, nbytes) if nbytes >= 0 else UNKNOWN
-
-
-__all__ = ["MooncakeStore", "NativeCalls"]

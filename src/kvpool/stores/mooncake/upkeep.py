@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
 
 from kvpool.options.mooncake_json import MooncakeOptions
@@ -51,6 +52,8 @@ class Upkeep:
             tasks.append(("lease", self._measure))
         if segment_bytes(options, context) and options.protocol == "tcp":
             tasks.append(("prefault", self._map))
+        else:
+            self.mapped.set()  # none of its own, or the library has pinned it
         if segment_bytes(options, context) and options.enable_ssd_offload:
             tasks.append(("alive", self._live))
         self._threads = [
@@ -64,8 +67,9 @@ class Upkeep:
 
     def stop(self, timeout_s: float) -> None:
         self._stop.set()
+        end = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _guarded(self, name: str, task: Callable[[], None]) -> None:
         try:
@@ -98,6 +102,12 @@ class Upkeep:
         logger.warning("kvpool: the lease of the Mooncake master could not be measured; %g s are assumed", self.lease_s)
 
     def _map(self) -> None:
+        try:
+            self._map_segment()
+        finally:
+            self.mapped.set()
+
+    def _map_segment(self) -> None:
         name = f"kvpool-place:{secrets.token_hex(8)}"
         config = self._config(self._client_name())
         address = 0
@@ -109,7 +119,6 @@ class Upkeep:
             self.mapped_bytes = segment.populate(memory, self._stop.wait)
         else:
             logger.info("kvpool: the pool's memory is not mapped ahead: where it lies is not known")
-        self.mapped.set()
 
     def _live(self) -> None:
         folder = ssd.folder_of(self._options, self._context)
