@@ -65,7 +65,9 @@ def test_master_killed_under_load_and_started_again(pool):
     assert seen <= {Status.OK, Status.EXISTS, Status.TRANSIENT, Status.MISSING}
     pool.restart("master")
     eventually(lambda: store.health().ok, "the probe sees that the master is back")
-    eventually(lambda: statuses(put(store, ["again"])) == [Status.OK] or found(store, ["again"]) == [True], "the pool has memory again")
+    eventually(
+        lambda: statuses(put(store, ["again"])) == [Status.OK] or found(store, ["again"]) == [True], "the pool has memory again"
+    )
     assert statuses(get(store, ["again"])) == [Status.OK]
     assert found(store, names) == [False] * 6, "the master forgets what was in memory"
 
@@ -148,7 +150,7 @@ def test_full_and_then_not(tmp_path):
         for round_ in range(3):
             names = [f"full-{round_}-{i}" for i in range(40)]
             results = put(store, names, deadline_s=5.0)
-            assert set(statuses(results)) <= {Status.OK, Status.NO_SPACE}
+            assert set(statuses(results)) <= {Status.OK, Status.NO_SPACE, Status.BUSY}  # BUSY: evicted before it could be confirmed
             kept = [name for name, result in zip(names, results, strict=True) if result.status is Status.OK]
             assert kept
             assert set(statuses(get(store, names))) <= {Status.OK, Status.MISSING}
@@ -216,7 +218,9 @@ def test_a_bit_flip_on_the_disk_is_caught(tmp_path, ssd):
 
 def _on_disk(store, names):
     answers = store.exists([key(name) for name in names])
-    return [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, Hit) and answer.tier.value == "disk"][:8]
+    return [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, Hit) and answer.tier.value == "disk"][
+        :8
+    ]
 
 
 def _flip(ssd, name):

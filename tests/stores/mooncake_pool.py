@@ -62,9 +62,7 @@ class MooncakePool:
         ready = self.folder / "owner.ready"
         ready.unlink(missing_ok=True)
         command = (
-            self.service.master_command(self.folder, port, metrics)
-            if name == "master"
-            else self.service.owner_command(self.folder)
+            self.service.master_command(self.folder, port, metrics) if name == "master" else self.service.owner_command(self.folder)
         )
         fresh = processes.spawn(name, command, self.folder, self.service._environment())
         kept = [process for process in self.started.processes if process.name != name]

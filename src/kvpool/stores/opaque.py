@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 EXISTS = Result(Status.EXISTS)
-BUSY = Result(Status.BUSY, text="somebody is writing it, or died doing so")
+BUSY = Result(Status.BUSY, text="it cannot be read: somebody is writing it, or died doing so, or it was evicted at once")
 MISSING = Result(Status.MISSING)
 DAMAGED = Result(Status.MISSING, text="the bytes do not match their checksum; the object is removed")
 
@@ -253,7 +253,9 @@ class OpaqueStore(Store):
     def _quarantine(self, keys: Sequence[bytes]) -> None:
         """On a native thread: take objects away whose bytes have changed."""
         self.damaged_objects += len(keys)
-        logger.warning("kvpool: %d objects of %s do not match their checksum and are removed, %r first", len(keys), self.name, keys[0])
+        logger.warning(
+            "kvpool: %d objects of %s do not match their checksum and are removed, %r first", len(keys), self.name, keys[0]
+        )
         try:
             self._remove(keys)
         except Exception:  # noqa: BLE001 - the get has its answer; the next reader removes them

@@ -28,7 +28,13 @@ _FOR: dict[Device, str] = {
     "cuda": "mooncake-transfer-engine (CUDA 12) or mooncake-transfer-engine-cuda13",
     "npu": "mooncake-transfer-engine-npu (glibc 2.35 or newer)",
 }
-_SYSTEM = {"libibverbs": "libibverbs1", "librdmacm": "librdmacm1", "libnuma": "libnuma1", "liburing": "liburing2", "libcurl": "libcurl4"}
+_SYSTEM = {
+    "libibverbs": "libibverbs1",
+    "librdmacm": "librdmacm1",
+    "libnuma": "libnuma1",
+    "liburing": "liburing2",
+    "libcurl": "libcurl4",
+}
 OLDEST = "0.3.11.post1"
 WITH_TENANTS = "0.3.12"
 WITH_RANGES = "0.3.13"

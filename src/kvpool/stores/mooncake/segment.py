@@ -22,14 +22,24 @@ _SLICE = 16 << 20
 _PAGE = 4096
 
 
-def address_in(client: Client, name: str) -> int:
-    """Where an object lies in this process; 0 where it lies elsewhere."""
+def address_in(client: Client, name: str, value: bytes) -> int:
+    """Where an object with this value lies in this process; 0 where it lies elsewhere.
+
+    The library does not tell whose memory an address is in; the same address may mean something else here, so the bytes decide."""
     for replica in client.batch_get_replica_desc([name]).get(name, []):
         if replica.is_memory_replica():
-            place = replica.get_memory_descriptor().buffer_descriptor
-            if place.transport_endpoint == client.get_hostname():
-                return int(place.buffer_address)
+            address = int(replica.get_memory_descriptor().buffer_descriptor.buffer_address)
+            if _bytes_at(address, len(value)) == value:
+                return address
     return 0
+
+
+def _bytes_at(address: int, nbytes: int) -> bytes:
+    """Empty where nothing is mapped."""
+    with suppress(OSError, ValueError), open("/proc/self/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return memory.read(nbytes) or b""
+    return b""
 
 
 def mapping_around(address: int, nbytes: int) -> range:

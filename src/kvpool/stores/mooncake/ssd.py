@@ -70,7 +70,9 @@ def _wait_for_the_dead(folder: Path, env: Mapping[str, str]) -> None:
     except (OSError, ValueError):
         return
     if left > 0:
-        logger.warning("kvpool: the last user of %s ended without closing: waiting %.1f s for the master to forget it", folder, left)
+        logger.warning(
+            "kvpool: the last user of %s ended without closing: waiting %.1f s for the master to forget it", folder, left
+        )
         time.sleep(left)
 
 

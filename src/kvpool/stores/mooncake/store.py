@@ -274,7 +274,9 @@ class MooncakeStore(OpaqueStore):
 
     def _health(self) -> Health:
         code = self._open_client().health_check()
-        return Health(code == 0, "" if code == 0 else f"the Mooncake master at {self.options.master_server_address} does not answer")
+        return Health(
+            code == 0, "" if code == 0 else f"the Mooncake master at {self.options.master_server_address} does not answer"
+        )
 
     def _open_client(self) -> Client:
         client = self._client

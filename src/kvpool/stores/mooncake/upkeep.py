@@ -108,11 +108,11 @@ class Upkeep:
             self.mapped.set()
 
     def _map_segment(self) -> None:
-        name = f"kvpool-place:{secrets.token_hex(8)}"
+        name, value = f"kvpool-place:{secrets.token_hex(8)}", secrets.token_bytes(32)
         config = self._config(self._client_name())
         address = 0
-        if self._ask(lambda client: client.put(name, b"kvpool", config)) == 0:
-            address = self._ask(lambda client: segment.address_in(client, name))
+        if self._ask(lambda client: client.put(name, value, config)) == 0:
+            address = self._ask(lambda client: segment.address_in(client, name, value))
             self._ask(lambda client: client.remove(name, True))
         if address:
             memory = segment.mapping_around(address, segment_bytes(self._options, self._context))
