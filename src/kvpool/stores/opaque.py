@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 EXISTS = Result(Status.EXISTS)
 BUSY = Result(Status.BUSY, text="it cannot be read: somebody is writing it, or died doing so, or it was evicted at once")
+NO_ANSWER = Result(Status.TRANSIENT, text="the store could not say whether it is there")
 MISSING = Result(Status.MISSING)
 DAMAGED = Result(Status.MISSING, text="the bytes do not match their checksum; the object is removed")
 
@@ -217,7 +218,12 @@ class OpaqueStore(Store):
         results: list[Result] = [EXISTS] * len(batch.keys)
         first_of = {key: row for row, key in reversed(list(enumerate(batch.keys)))}
         there = self._look(batch.keys)
-        rows = [row for row, key in enumerate(batch.keys) if first_of[key] == row and not isinstance(there[row], Hit)]
+        rows = []
+        for row, key in enumerate(batch.keys):
+            if first_of[key] == row and there[row] is UNKNOWN:
+                results[row] = NO_ANSWER
+            elif first_of[key] == row and not isinstance(there[row], Hit):
+                rows.append(row)
         written = self._put_sealed(take(batch, rows)) if rows else []
         ok = [row for row, result in zip(rows, written, strict=True) if result.status is Status.OK]
         sure = self._look([batch.keys[row] for row in ok]) if ok else []
@@ -225,7 +231,7 @@ class OpaqueStore(Store):
             results[row] = result
         for row, answer in zip(ok, sure, strict=True):
             if not isinstance(answer, Hit):
-                results[row] = BUSY
+                results[row] = NO_ANSWER if answer is UNKNOWN else BUSY
         for row, key in enumerate(batch.keys):
             if first_of[key] != row and not results[first_of[key]].stored:
                 results[row] = results[first_of[key]]

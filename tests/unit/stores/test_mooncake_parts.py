@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -77,15 +76,10 @@ def test_bc_002_protocol_and_memory_must_fit():
 
 class SetupClient:
     def __init__(self, answer):
-        self.answer, self.closed = answer, threading.Event()
+        self.answer = answer
 
     def setup(self, *arguments, **extra):
-        self.arguments, self.extra = arguments, extra
         return self.answer()
-
-    def close(self):
-        self.closed.set()
-        return 0
 
 
 def raising():
@@ -97,15 +91,12 @@ def raising():
     [
         (lambda: -1, "rank 3, master m:1.*code -1, INTERNAL_ERROR"),
         (raising, "rank 3, master m:1.*no such device"),
-        (lambda: time.sleep(1) or 0, "not set up within 0 s .rank 3"),
     ],
 )
 def test_bc_095_a_setup_that_fails_says_where_and_why(answer, error):
     client = SetupClient(answer)
     with pytest.raises(OSError, match=error):
-        connect._set_up(client, (), {}, 0.2, "rank 3, master m:1")
-    if "not set up" in error:
-        assert client.closed.wait(5), "a setup that comes late is closed again"
+        connect._set_up(client, (), {}, "rank 3, master m:1")
 
 
 def test_bc_152_every_global_rank_has_a_folder_of_its_own(tmp_path, monkeypatch):

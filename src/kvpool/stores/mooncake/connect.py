@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
-import threading
 from collections.abc import Mapping
 
 from kvpool.options.mooncake_json import FABRIC_MEMORY, MooncakeOptions
@@ -17,8 +17,11 @@ from kvpool.stores.mooncake.listeners import open_listeners
 logger = logging.getLogger(__name__)
 
 MASTER_S = 5.0
-SETUP_S = 30.0
-_GIB = 1 << 30
+BOUNDS = {
+    "MC_RPC_TIMEOUT_MS": "4000",  # 30 s by default, for each call while the master does not answer
+    "MC_RPC_CONNECT_TIMEOUT_MS": "2000",
+    "MC_STORE_CLIENT_SETUP_RETRIES": "3",  # 20 by default: ten minutes
+}
 _GIVES_MEMORY = ("worker", "owner")
 _PROTOCOLS = {"cpu": ("tcp", "rdma"), "cuda": ("tcp", "rdma"), "npu": ("ascend",)}
 
@@ -59,6 +62,8 @@ def connect(library: Library, options: MooncakeOptions, context: StoreContext, e
     if options.enable_ssd_offload and given:
         extra |= ssd.arguments(options, context, env)
     buffer = 0 if fabric_memory(options, env) else options.local_buffer_size
+    for name, value in BOUNDS.items():
+        os.environ.setdefault(name, value)
     before = open_listeners()
     arguments = (
         host,
@@ -70,7 +75,7 @@ def connect(library: Library, options: MooncakeOptions, context: StoreContext, e
         options.master_server_address,
     )
     client = library.client()
-    _set_up(client, arguments, extra, SETUP_S + given / _GIB, f"rank {context.rank}, master {options.master_server_address}")
+    _set_up(client, arguments, extra, f"rank {context.rank}, master {options.master_server_address}")
     opened = sorted(open_listeners() - before)
     if opened:
         logger.warning(
@@ -80,31 +85,11 @@ def connect(library: Library, options: MooncakeOptions, context: StoreContext, e
     return client
 
 
-def _set_up(client: Client, arguments: tuple[object, ...], extra: Mapping[str, object], deadline_s: float, where: str) -> None:
-    """The library's setup blocks as long as it likes: one that comes back too late is closed again."""
-    lock, done = threading.Lock(), threading.Event()
-    outcome: list[int | BaseException] = []
-    abandoned = False
-
-    def run() -> None:
-        try:
-            code: int | BaseException = client.setup(*arguments, **extra)
-        except BaseException as error:  # noqa: BLE001 - told to the caller
-            code = error
-        with lock:
-            outcome.append(code)
-            late = abandoned
-        done.set()
-        if late and code == 0:
-            client.close()
-
-    threading.Thread(target=run, name="kvpool-mooncake-setup", daemon=True).start()
-    done.wait(deadline_s)
-    with lock:
-        abandoned = not outcome
-    if abandoned:
-        raise OSError(f"Mooncake was not set up within {deadline_s:.0f} s ({where})")
-    if isinstance(outcome[0], BaseException):
-        raise OSError(f"Mooncake could not be set up ({where}): {type(outcome[0]).__name__}: {outcome[0]}")
-    if outcome[0] != 0:
-        raise OSError(f"Mooncake could not be set up ({where}): code {outcome[0]}, {codes.failure(outcome[0]).text}")
+def _set_up(client: Client, arguments: tuple[object, ...], extra: Mapping[str, object], where: str) -> None:
+    """The library's setup keeps the interpreter lock, so nothing here could end it: BOUNDS do."""
+    try:
+        code = client.setup(*arguments, **extra)
+    except Exception as error:
+        raise OSError(f"Mooncake could not be set up ({where}): {type(error).__name__}: {error}") from error
+    if code != 0:
+        raise OSError(f"Mooncake could not be set up ({where}): code {code}, {codes.failure(code).text}")

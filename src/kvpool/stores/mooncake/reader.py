@@ -20,7 +20,7 @@ from kvpool.stores.mooncake import codes
 from kvpool.stores.mooncake.client import name_of
 from kvpool.stores.mooncake.sessions import Link
 from kvpool.stores.mooncake.writer import transferred
-from kvpool.stores.opaque import DAMAGED
+from kvpool.stores.opaque import DAMAGED, NO_ANSWER
 from kvpool.stores.pieces import check_piece
 
 _ENDED = Result(Status.FATAL, text="this reader has ended")
@@ -56,7 +56,7 @@ class MooncakeReader(Reader):
                 self._nbytes[row], self._sums[row] = answer.nbytes, Running()
                 found.append(row)
             elif answer is UNKNOWN:
-                results[row] = Result(Status.TRANSIENT, text="the store could not say whether it is there")
+                results[row] = NO_ANSWER
         if not found:
             return results
         self._held = [self._keys[row] for row in found]

@@ -125,24 +125,15 @@ class MooncakeStore(OpaqueStore):
         self._link = None
 
     def _disconnect(self) -> None:
-        """With the master down the library takes seconds to close: it is not waited for longer than ``close_s``."""
+        """Takes about a second, for which the library keeps the interpreter lock."""
         client, link, self._client = self._client, self._link, None
         if client is None:
             return
-        writing = [name_of(key) for key in link.books.writing()] if link is not None else []
-
-        def run() -> None:
-            if writing:
-                client.batch_put_session_revoke(writing)
-            client.close()
-            if self.options.enable_ssd_offload and segment_bytes(self.options, self.context):
-                ssd.good_bye(ssd.folder_of(self.options, self.context))
-
-        thread = threading.Thread(target=run, name="kvpool-mooncake-close", daemon=True)
-        thread.start()
-        thread.join(self.limits.close_s)
-        if thread.is_alive():
-            logger.warning("kvpool: Mooncake is still closing after %g s; it is left to itself", self.limits.close_s)
+        if link is not None and (writing := link.books.writing()):
+            client.batch_put_session_revoke([name_of(key) for key in writing])
+        client.close()
+        if self.options.enable_ssd_offload and segment_bytes(self.options, self.context):
+            ssd.good_bye(ssd.folder_of(self.options, self.context))
 
     def register(self, regions: Sequence[tuple[int, int]]) -> None:
         """Needed by rdma and ascend; over tcp, and with fabric memory, the library takes any memory. OSError where it refuses."""
