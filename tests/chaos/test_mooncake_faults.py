@@ -147,9 +147,9 @@ def test_full_and_then_not(tmp_path):
     needs_mooncake()
     with mooncake_pool(tmp_path / "small", dram=32 * MIB) as small:
         store = small.open()
-        for round_ in range(3):
+        for round_ in range(2):
             names = [f"full-{round_}-{i}" for i in range(40)]
-            results = put(store, names, deadline_s=5.0)
+            results = put(store, names, deadline_s=3.0)
             assert set(statuses(results)) <= {Status.OK, Status.NO_SPACE, Status.BUSY}  # BUSY: evicted before it could be confirmed
             kept = [name for name, result in zip(names, results, strict=True) if result.status is Status.OK]
             assert kept

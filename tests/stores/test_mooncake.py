@@ -200,7 +200,7 @@ import sys, threading, time
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from tests.stores.mooncake_pool import *
 options = read_mooncake(open({pool.started.env["MOONCAKE_CONFIG_PATH"]!r}).read(), "f", {{}}, UNKNOWN).options
-for turn in range(3):
+for turn in range(2):
     store = MooncakeStore(options, StoreContext())
     store.open()
     reader, writer = store.begin_read([key("x")], 5.0), store.begin_write([key(f"w{{turn}}")], 64, 5.0)
@@ -267,7 +267,7 @@ def test_tenants(tmp_path):
         for tenant in ("default", "nobody"):
             with pytest.raises(OSError, match=f"no quota for tenant_id='{tenant}'"):
                 strict.open(tenant_id=tenant)
-        results = put(two, [f"quota-{i}" for i in range(40)], deadline_s=20.0)
+        results = put(two, [f"quota-{i}" for i in range(24)], deadline_s=3.0)
         assert set(statuses(results)) <= {Status.OK, Status.NO_SPACE}, "over quota: own objects make room, or there is none"
         assert statuses(get(one, ["same"])) == [Status.OK], "the others' objects stay"
         assert two.clear(key("")) > 0
