@@ -180,7 +180,7 @@ def test_master_that_does_not_answer_at_open(monkeypatch):
         silent.listen()
         store = _store(f"127.0.0.1:{silent.getsockname()[1]}")
         begun = time.monotonic()
-        with pytest.raises(OSError, match="could not be set up .rank 0, master 127.0.0.1:.*code -1"):
+        with pytest.raises(OSError, match=r"could not be set up .rank 0, master 127\.0\.0\.1:.*code -1"):
             store.open()
         assert time.monotonic() - begun < 6.0
 

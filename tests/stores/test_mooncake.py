@@ -207,7 +207,8 @@ for turn in range(2):
     stop = threading.Event()
     def use():
         while not stop.is_set():
-            store.exists([key(i) for i in range(50)]); put(store, [1, 2], 4096); get(store, [1, 2], 4096); store.health(); store.stats()
+            store.exists([key(i) for i in range(50)]); store.health(); store.stats()
+            put(store, [1, 2], 4096); get(store, [1, 2], 4096)
     threads = [threading.Thread(target=use) for _ in range(3)]
     [thread.start() for thread in threads]
     time.sleep(0.2)

@@ -1,7 +1,7 @@
 """A checksum at the end of every object, for stores whose libraries verify nothing between the caller's memory and theirs.
 
-An object is then its pages and a trailer of 16 bytes: a mark and the xxh3 of the pages. ``PLAIN`` marks an object without a sum: one
-that was written in pieces out of order. The bytes must be readable by the CPU; objects in device memory have no trailer.
+An object is then its pages and a trailer of 16 bytes: a mark and the xxh3 of the pages. ``PLAIN`` marks an object without a sum:
+one that was written in pieces out of order. The bytes must be readable by the CPU; objects in device memory have no trailer.
 """
 
 from __future__ import annotations

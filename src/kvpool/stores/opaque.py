@@ -146,8 +146,8 @@ class OpaqueStore(Store):
     def _look(self, keys: Sequence[bytes]) -> list[Answer]:
         if not self._possible(keys):
             sound = [key for key in keys if self._possible([key])]
-            answers = iter(self._look(sound))
-            return [next(answers) if self._possible([key]) else MISS for key in keys]
+            told = iter(self._look(sound))
+            return [next(told) if self._possible([key]) else MISS for key in keys]
         found: list[Answer] = []
         for first in range(0, len(keys), self.limits.exists_keys):
             part = keys[first : first + self.limits.exists_keys]
@@ -264,7 +264,7 @@ class OpaqueStore(Store):
         )
         try:
             self._remove(keys)
-        except Exception:  # noqa: BLE001 - the get has its answer; the next reader removes them
+        except Exception:
             logger.warning("kvpool: they could not be removed", exc_info=True)
 
     # the rest

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ def test_bc_158_the_right_distribution_and_version_are_named(monkeypatch, there,
 
 def test_versions_are_compared_by_number():
     order = ["0.3.9", "0.3.11", "0.3.11.post1", "0.3.12", "0.3.12.post1", "0.3.13.post1", "0.3.14", "1.0"]
-    assert all(library.older(a, b) and not library.older(b, a) for a, b in zip(order, order[1:], strict=False))
+    assert all(library.older(a, b) and not library.older(b, a) for a, b in pairwise(order))
 
 
 def test_bc_002_protocol_and_memory_must_fit():
@@ -187,7 +189,7 @@ def test_what_is_longer_than_a_lease_is_named():
 class LyingClient:
     """Says 0 to every put, and answers lookups as told."""
 
-    there: dict = {}
+    there: ClassVar[dict] = {}
 
     def batch_is_exist(self, names):
         return [self.there.get(name, 0) for name in names]

@@ -27,8 +27,8 @@ _STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """What the master is started with; times in seconds. ``client_ttl_s``: how long the memory of a dead client is still believed to be
-    there. ``discard_s``: when a key that a dead writer left half-written is free again."""
+    """What the master is started with; times in seconds. ``client_ttl_s``: how long the memory of a dead client is believed to
+    be there. ``discard_s``: when a key that a dead writer left half-written is free again."""
 
     lease_s: float = 11.0
     client_ttl_s: int = 5

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from kvpool.stores.mooncake import codes
 from kvpool.stores.mooncake.client import Client
@@ -19,7 +18,7 @@ _TIMEOUTS = ("ASCEND_CONNECT_TIMEOUT", "ASCEND_TRANSFER_TIMEOUT")  # millisecond
 Ask = Callable[[Callable[[Client], int]], int]
 
 
-def measure(ask: Ask, name: str, config: Any, wait: Callable[[float], bool]) -> float | None:
+def measure(ask: Ask, name: str, config: object, wait: Callable[[float], bool]) -> float | None:
     """Seconds; None where it cannot be told. ``ask`` makes one call; ``wait`` sleeps and is True when it is time to stop."""
     if ask(lambda client: client.put(name, b"kvpool", config)) != 0:
         return None

@@ -58,14 +58,15 @@ class Library:
         names = ("batch_put_session_start", "batch_get_session_start")
         return not older(self.version, WITH_RANGES) and all(hasattr(self.module.MooncakeDistributedStore, name) for name in names)
 
-    def put_config(self, *, same_node: bool = False, segment: str = "") -> Any:
+    def put_config(self, *, same_node: bool = False, segment: str = "") -> object:
         """Where a put shall go; the defaults leave it to the master."""
-        config = self.module.ReplicateConfig()
+        config: Any = self.module.ReplicateConfig()
         if same_node:
             config.prefer_alloc_in_same_node = True
         if segment:
             config.preferred_segment = segment
-        return config
+        placed: object = config
+        return placed
 
 
 def load(device: Device, *, tenants: bool = False) -> Library:

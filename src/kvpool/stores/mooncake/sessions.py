@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvpool.stores.base import Answer, Batch, Result
 from kvpool.stores.mooncake.client import Client
@@ -56,12 +55,12 @@ class Books:
 
 @dataclass(slots=True)
 class Link:
-    """One opening of a store. ``look``, ``fetch`` and ``quarantine`` run on native threads; ``trailer``: objects end with a checksum;
-    ``host``: the caller's memory can be read by the CPU."""
+    """One opening of a store. ``look``, ``fetch`` and ``quarantine`` run on native threads. ``trailer``: objects end with a
+    checksum. ``host``: the CPU can read the caller's memory."""
 
     client: Client
     calls: NativeCalls
-    config: Any
+    config: object
     trailer: bool
     host: bool
     fault: Callable[[BaseException], Result]

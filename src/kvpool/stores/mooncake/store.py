@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.stores.base import (
@@ -43,19 +43,12 @@ from kvpool.stores.mooncake.room import with_room
 from kvpool.stores.mooncake.sessions import Link
 from kvpool.stores.mooncake.upkeep import Upkeep
 from kvpool.stores.mooncake.writer import MooncakeWriter
-from kvpool.stores.native import Closed
+from kvpool.stores.native import Closed, NativeCalls
 from kvpool.stores.opaque import Limits, OpaqueStore, take
 
 logger = logging.getLogger(__name__)
 
 _PARTS = 4  # transfers at one time
-
-
-class _NotOpen:
-    """Stands for the writer or reader of a store that is closed."""
-
-    def ask(self, work: Callable[[], Any], deadline_s: float) -> Any:
-        raise Closed("the store is closed")
 
 
 class MooncakeStore(OpaqueStore):
@@ -89,7 +82,7 @@ class MooncakeStore(OpaqueStore):
         with self._life:
             if self._link is not None or self._transfers is None or self._lookups is None or self._client is None:
                 return
-            self._link = self._make_link(self._client, self._transfers)
+            self._link = self._make_link(self._client, self._transfers, self._placement(self._client))
             self._upkeep = Upkeep(self._client, self._lookups, self._library, self.options, self.context, self._load_deadline_s)
             self._upkeep.start()
 
@@ -98,7 +91,7 @@ class MooncakeStore(OpaqueStore):
         self.capabilities = replace(self.capabilities, ranged=self._library.has_ranges)
         client = connect(self._library, self.options, self.context, os.environ)
         try:
-            self._check_tenant(client)
+            self._check_tenant(client, self._library)
             for address, nbytes in sorted(self._regions):
                 self._register(client, address, nbytes)
         except (OSError, ValueError):
@@ -106,12 +99,13 @@ class MooncakeStore(OpaqueStore):
             raise
         self._client = client
 
-    def _check_tenant(self, client: Client) -> None:
+    def _check_tenant(self, client: Client, library: Library) -> None:
         """A master in strict mode takes nothing from a tenant it does not know: said at once, not with every put."""
         probe = f"kvpool-tenant:{self.context.rank}:{os.getpid()}:{time.time_ns()}"
-        if client.put(probe, b"kvpool", self._put_config()) == codes.UNKNOWN_TENANT:
+        if client.put(probe, b"kvpool", library.put_config()) == codes.UNKNOWN_TENANT:
             raise OSError(
-                f"the Mooncake master at {self.options.master_server_address} has no quota for tenant_id={self.options.tenant_id!r}: "
+                f"the Mooncake master at {self.options.master_server_address} has no quota for "
+                f"tenant_id={self.options.tenant_id!r}: "
                 "add it to the tenant policy, or use a tenant that is there"
             )
         client.remove(probe, True)
@@ -152,11 +146,6 @@ class MooncakeStore(OpaqueStore):
         if code != 0:
             raise OSError(f"Mooncake cannot register {nbytes} bytes at {address:#x}: code {code}, {codes.failure(code).text}")
 
-    def _put_config(self) -> Any:
-        """For single puts, which take no placement hints."""
-        assert self._library is not None
-        return self._library.put_config()
-
     # whole objects
 
     def put(self, batch: Batch, deadline_s: float) -> Handle:
@@ -175,12 +164,19 @@ class MooncakeStore(OpaqueStore):
         return codes.put_results(put, count, batch.object_nbytes)
 
     def _get(self, batch: Batch) -> list[Result]:
-        names, count = [name_of(key) for key in batch.keys], len(batch.keys)
-        lengths = batch.sizes.tolist()
-        got = self._open_client().batch_get_into_multi_buffers(names, batch.addresses.tolist(), [lengths] * count)
-        return codes.get_results(got, count, batch.object_nbytes)
+        """What outlived its lease is read again alone: a lease begins with the call, and one object takes less time than many."""
+        client, names, places = self._open_client(), [name_of(key) for key in batch.keys], batch.addresses.tolist()
+        count, lengths = len(names), batch.sizes.tolist()
+        results = codes.get_results(
+            client.batch_get_into_multi_buffers(names, places, [lengths] * count), count, batch.object_nbytes
+        )
+        for row, result in enumerate(results):
+            if result.code == codes.LEASE_EXPIRED and count > 1:
+                got = client.batch_get_into_multi_buffers([names[row]], [places[row]], [lengths])
+                results[row] = codes.get_results(got, 1, batch.object_nbytes)[0]
+        return results
 
-    def _placement(self, client: Client) -> Any:
+    def _placement(self, client: Client) -> object:
         assert self._library is not None
         own = client.get_hostname() if self.options.preferred_segment and segment_bytes(self.options, self.context) else ""
         return self._library.put_config(same_node=self.options.prefer_alloc_in_same_node and not own, segment=own)
@@ -230,13 +226,15 @@ class MooncakeStore(OpaqueStore):
     def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
         return MooncakeReader(self._link or self._no_link(), keys, deadline_s)
 
-    def _make_link(self, client: Any, calls: Any) -> Link:
-        config = self._placement(client) if self._client is not None else None
+    def _make_link(self, client: Client, calls: NativeCalls, config: object) -> Link:
         host = self.context.device == "cpu"
         return Link(client, calls, config, self.checksums, host, self._fault, self._look, self._fetch, self._quarantine)
 
     def _no_link(self) -> Link:
-        return Link(None, _NotOpen(), None, False, False, self._fault, self._look, self._fetch, self._quarantine)  # type: ignore[arg-type]
+        """Of a store that is not open: every call ends with Closed."""
+        calls = NativeCalls(self.name, 0)
+        calls.close(0.0)
+        return self._make_link(cast(Client, None), calls, None)
 
     # the rest
 

@@ -76,7 +76,7 @@ class Upkeep:
             task()
         except Closed:
             return
-        except Exception:  # noqa: BLE001 - what runs in the background must not end the process, and must not end in silence
+        except Exception:
             logger.warning("kvpool: Mooncake's %s task has ended", name, exc_info=True)
 
     def _ask(self, work: Callable[[Client], int]) -> int:
