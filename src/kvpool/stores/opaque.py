@@ -40,7 +40,6 @@ FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 EXISTS = Result(Status.EXISTS)
 BUSY = Result(Status.BUSY, text="it cannot be read: somebody is writing it, or died doing so, or it was evicted at once")
 NO_ANSWER = Result(Status.TRANSIENT, text="the store could not say whether it is there")
-MISSING = Result(Status.MISSING)
 DAMAGED = Result(Status.MISSING, text="the bytes do not match their checksum; the object is removed")
 
 
@@ -144,26 +143,25 @@ class OpaqueStore(Store):
             return [UNKNOWN] * len(keys)
 
     def _look(self, keys: Sequence[bytes]) -> list[Answer]:
-        if not self._possible(keys):
-            sound = [key for key in keys if self._possible([key])]
-            told = iter(self._look(sound))
-            return [next(told) if self._possible([key]) else MISS for key in keys]
-        found: list[Answer] = []
-        for first in range(0, len(keys), self.limits.exists_keys):
-            part = keys[first : first + self.limits.exists_keys]
-            answers = self._exists(part)
-            if len(answers) != len(part):
-                raise OSError(f"{len(answers)} answers for {len(part)} keys")
-            found += answers
-        return [self._without_trailer(answer) for answer in found] if self.checksums else found
+        """Answers for all keys; those that no object can have are not asked for."""
+        asked = [row for row, key in enumerate(keys) if self._possible(key)]
+        found: list[Answer] = [MISS] * len(keys)
+        for first in range(0, len(asked), self.limits.exists_keys):
+            rows = asked[first : first + self.limits.exists_keys]
+            answers = self._exists([keys[row] for row in rows])
+            if len(answers) != len(rows):
+                raise OSError(f"{len(answers)} answers for {len(rows)} keys")
+            for row, answer in zip(rows, answers, strict=True):
+                found[row] = self._without_trailer(answer)
+        return found
 
-    @staticmethod
-    def _without_trailer(answer: Answer) -> Answer:
-        return Hit(answer.tier, max(answer.nbytes - checksums.TRAILER, 0)) if isinstance(answer, Hit) else answer
+    def _possible(self, key: bytes) -> bool:
+        return 0 < len(key) <= self.capabilities.max_key_len
 
-    def _possible(self, keys: Sequence[bytes]) -> bool:
-        """Whether objects can have these keys."""
-        return not keys or (min(map(len, keys)) > 0 and max(map(len, keys)) <= self.capabilities.max_key_len)
+    def _without_trailer(self, answer: Answer) -> Answer:
+        if not self.checksums or not isinstance(answer, Hit):
+            return answer
+        return Hit(answer.tier, max(answer.nbytes - checksums.TRAILER, 0))
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         """The library's own lease, which every lookup renews; ``until`` tells how long it lasts."""
@@ -176,6 +174,7 @@ class OpaqueStore(Store):
     # transfers
 
     def put(self, batch: Batch, deadline_s: float) -> Handle:
+        self._check(batch)
         return self._begin(batch, deadline_s, self._store)
 
     def get(self, batch: Batch, deadline_s: float) -> Handle:
@@ -183,20 +182,20 @@ class OpaqueStore(Store):
 
     def _begin(self, batch: Batch, deadline_s: float, work: Callable[[Batch], list[Result]]) -> Handle:
         transfers, until = self._transfers, time.monotonic() + deadline_s
-        if not batch.keys:
-            return Done([])
-        self._check(batch)
         if transfers is None:
             return Done([FATAL_CLOSED] * len(batch.keys))
+        if not batch.keys:
+            return Done([])
         call = transfers.begin(lambda: self._in_parts(batch, until, work), deadline_s)
         return Transfer(call, len(batch.keys), self._fault)
 
     def _check(self, batch: Batch) -> None:
-        """ValueError for an object that cannot be."""
-        if batch.object_nbytes <= 0 or bool((batch.sizes < 0).any()):
-            raise ValueError(f"an object must have at least one byte, segments none below 0: sizes are {batch.sizes.tolist()[:8]}")
-        if not self._possible(batch.keys):
-            raise ValueError(f"keys have 1 to {self.capabilities.max_key_len} bytes")
+        """ValueError for objects that cannot be stored."""
+        impossible = next((key for key in batch.keys if not self._possible(key)), None)
+        if impossible is not None:
+            raise ValueError(f"a key of {len(impossible)} bytes (accepted: 1 to {self.capabilities.max_key_len})")
+        if batch.keys and (batch.object_nbytes <= 0 or bool((batch.sizes < 0).any())):
+            raise ValueError(f"objects of {batch.object_nbytes} bytes cannot be stored, in segments of {batch.sizes.tolist()[:8]}")
 
     def _in_parts(self, batch: Batch, until: float, work: Callable[[Batch], list[Result]]) -> list[Result]:
         """``work`` on pieces that the library takes; what does not begin before ``until`` is TRANSIENT."""
@@ -244,6 +243,16 @@ class OpaqueStore(Store):
         return [_of_length(result, batch) for result in self._put(wider)]
 
     def _fetch(self, batch: Batch) -> list[Result]:
+        rows = [row for row, key in enumerate(batch.keys) if self._possible(key)]
+        if len(rows) == len(batch.keys):
+            return self._get_checked(batch)
+        results = [Result(Status.MISSING)] * len(batch.keys)
+        for row, result in zip(rows, self._get_checked(take(batch, rows)) if rows else [], strict=True):
+            results[row] = result
+        return results
+
+    def _get_checked(self, batch: Batch) -> list[Result]:
+        """What does not match its checksum is missing, and removed."""
         if not self.checksums:
             return self._get(batch)
         wider, trailers = checksums.with_room(batch)
@@ -275,12 +284,16 @@ class OpaqueStore(Store):
             return [FATAL_CLOSED] * len(keys)
         if not keys:
             return []
-        if not self._possible(keys):
-            return [self.remove([key])[0] if self._possible([key]) else MISSING for key in keys]
+        results = [Result(Status.MISSING)] * len(keys)
+        rows = [row for row, key in enumerate(keys) if self._possible(key)]
+        possible = [keys[row] for row in rows]
         try:
-            return transfers.ask(lambda: self._remove(keys), self.limits.close_s)
+            removed = transfers.ask(lambda: self._remove(possible), self.limits.close_s) if rows else []
         except Exception as error:  # noqa: BLE001 - an answer for every key
-            return [self._fault(error)] * len(keys)
+            removed = [self._fault(error)] * len(rows)
+        for row, result in zip(rows, removed, strict=True):
+            results[row] = result
+        return results
 
     def write_note(self, name: bytes, text: str) -> None:
         opaque_notes.write(self, name, text)

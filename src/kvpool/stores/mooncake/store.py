@@ -149,6 +149,7 @@ class MooncakeStore(OpaqueStore):
     # whole objects
 
     def put(self, batch: Batch, deadline_s: float) -> Handle:
+        self._check(batch)
         until = time.monotonic() + deadline_s
         return self._begin(batch, deadline_s, lambda part: self._store_with_room(part, until))
 
@@ -219,7 +220,7 @@ class MooncakeStore(OpaqueStore):
     def begin_write(self, keys: Sequence[bytes], nbytes: int, deadline_s: float) -> Writer:
         if nbytes <= 0:
             raise ValueError(f"an object must have at least one byte, not {nbytes}")
-        if not self._possible(keys):
+        if not all(map(self._possible, keys)):
             raise ValueError(f"keys have 1 to {self.capabilities.max_key_len} bytes")
         return MooncakeWriter(self._link or self._no_link(), keys, nbytes, deadline_s)
 
