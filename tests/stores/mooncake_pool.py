@@ -77,9 +77,9 @@ class MooncakePool:
         for process in self.started.processes:
             if processes.alive(process):
                 os.killpg(process.pid, signal.SIGCONT)
+        self.service.stop(self.folder, 0.3)  # first: with the master gone the library closes at once
         for store in self._stores:
             store.close()
-        self.service.stop(self.folder, 5)
 
 
 @contextmanager
