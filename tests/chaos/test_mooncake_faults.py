@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.stores.base import UNKNOWN, Hit, Status
 from kvpool.stores.context import StoreContext
-from kvpool.stores.mooncake import connect
-from tests.stores.mooncake_pool import MIB, QUICK, eventually, get, key, mooncake_pool, put, statuses
+from kvpool.stores.mooncake import MooncakeStore, connect
+from tests.stores.mooncake_pool import MIB, QUICK, batch_of, content, eventually, get, key, mooncake_pool, put, statuses
 from tests.stores.needs import needs_mooncake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,8 +81,6 @@ def test_master_stopped_and_continued(pool):
     assert store.exists([key("a")]) == [UNKNOWN]
     assert time.monotonic() - begun < 3.0
     memory = np.zeros((1, MIB), dtype=np.uint8)
-    from tests.stores.mooncake_pool import batch_of
-
     handle = store.get(batch_of(["a"], memory), 1.0)
     assert not handle.wait(1.0), "the deadline ends the wait"
     assert not handle.abandon(), "and not the call, which may still write"
@@ -148,8 +147,8 @@ def test_full_and_then_not(tmp_path):
     with mooncake_pool(tmp_path / "small", dram=32 * MIB) as small:
         store = small.open()
         for round_ in range(2):
-            names = [f"full-{round_}-{i}" for i in range(40)]
-            results = put(store, names, deadline_s=3.0)
+            names = [f"full-{round_}-{i}" for i in range(36)]
+            results = put(store, names, deadline_s=1.5)
             assert set(statuses(results)) <= {Status.OK, Status.NO_SPACE, Status.BUSY}  # BUSY: evicted before it could be confirmed
             kept = [name for name, result in zip(names, results, strict=True) if result.status is Status.OK]
             assert kept
@@ -186,28 +185,30 @@ def test_master_that_does_not_answer_at_open(monkeypatch):
 
 
 def _store(address):
-    from kvpool.options.mooncake_json import MooncakeOptions
-    from kvpool.stores.mooncake import MooncakeStore
-
     options = MooncakeOptions(master_server_address=address, protocol="tcp", global_segment_size=0, local_buffer_size=16 * MIB)
     return MooncakeStore(options, StoreContext(role="tool"))
 
 
-SSD_ENV = {"MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES": str(8 * MIB), "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(64 * MIB)}
+SSD_ENV = {
+    "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES": str(8 * MIB),
+    "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(64 * MIB),
+    "KVPOOL_MOONCAKE_CLIENT_TTL": str(QUICK.client_ttl_s),
+}
 
 
-def test_a_bit_flip_on_the_disk_is_caught(tmp_path, ssd):
+def test_the_disk_keeps_what_was_written_and_a_bit_flip_is_caught(tmp_path, ssd):
     needs_mooncake()
     with mooncake_pool(tmp_path / "service", dram=32 * MIB, ssd=ssd, env=SSD_ENV) as pool:
         store = pool.open()
-        names = [f"disk-{i}" for i in range(64)]
+        names = [f"disk-{i}" for i in range(56)]
         for first in range(0, len(names), 8):
             put(store, names[first : first + 8], deadline_s=20.0)
-            time.sleep(0.7)
+            time.sleep(0.5)
         eventually(lambda: len(_on_disk(store, names)) >= 8, "some objects are on the disk only", 30)
         target = _on_disk(store, names)
         assert statuses(get(store, target)) == [Status.OK] * len(target)
-        flipped = [name for name in target if _flip(ssd, name)]
+        assert _in_pieces(store, target[0]), "sessions cannot read what is on a disk only: it is read whole"
+        flipped = [name for name in target[:4] if _flip(ssd, name)]
         assert flipped
         results = dict(zip(flipped, get(store, flipped), strict=True))
         assert {result.status for result in results.values()} == {Status.MISSING}
@@ -215,6 +216,20 @@ def test_a_bit_flip_on_the_disk_is_caught(tmp_path, ssd):
         assert store.damaged_objects == len(flipped)
         assert statuses(put(store, flipped[:1], deadline_s=20.0)) == [Status.OK]
         assert statuses(get(store, flipped[:1])) == [Status.OK]
+        pool.signal("owner", signal.SIGKILL)
+        pool.restart("owner")
+        assert set(target[4:]) <= set(_on_disk(store, target)), "what was on the disk is found again"
+        assert statuses(get(store, target[4:])) == [Status.OK] * len(target[4:])
+
+
+def _in_pieces(store, name):
+    reader = store.begin_read([key(name)], 10.0)
+    got = np.zeros(MIB, dtype=np.uint8)
+    for start in (0, MIB // 2):
+        place = np.array([[got.ctypes.data + start]], dtype=np.int64), np.array([MIB // 2], dtype=np.int64)
+        assert statuses(reader.read([0], start, *place)) == [Status.OK], reader.results
+    reader.end()
+    return np.array_equal(got, content(name, MIB))
 
 
 def _on_disk(store, names):
@@ -226,8 +241,6 @@ def _on_disk(store, names):
 
 def _flip(ssd, name):
     """Change one bit in the middle of this object, wherever it lies on the disk; False where it is not found."""
-    from tests.stores.mooncake_pool import content
-
     mark = content(name, MIB)[MIB // 2 : MIB // 2 + 64].tobytes()
     for path in ssd.rglob("*"):
         if path.is_file() and (place := path.read_bytes().find(mark)) >= 0:

@@ -37,8 +37,8 @@ def pool(tmp_path_factory):
 
 
 class _Reuses(MooncakeStore):
-    """The library takes a second to close, with the interpreter lock held, and the checks of the contract open a hundred stores: here a
-    closed store leaves its client to the next one. Stores that are open at one time have clients of their own."""
+    """The library takes a second to close, with the interpreter lock held, and the checks of the contract open a hundred stores:
+    here a closed store leaves its client to the next one. Stores that are open at one time have clients of their own."""
 
     spare: ClassVar[list[tuple[Any, Any]]] = []
 

@@ -11,12 +11,13 @@ LEASED = -706
 EXISTS = -705
 NO_SESSION = -600  # a range call without a session, or beyond the object
 LEASE_EXPIRED = -707
+OVERFLOW = -10
 ONLY_ON_DISK = -702
 UNKNOWN_TENANT = -1701
 
 _MEANINGS: dict[int, tuple[Status, str]] = {
     -1: (Status.TRANSIENT, "INTERNAL_ERROR"),
-    -10: (
+    OVERFLOW: (
         Status.TRANSIENT,
         "BUFFER_OVERFLOW: the loads at one time do not fit into MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES",
     ),

@@ -165,14 +165,14 @@ class MooncakeStore(OpaqueStore):
         return codes.put_results(put, count, batch.object_nbytes)
 
     def _get(self, batch: Batch) -> list[Result]:
-        """What outlived its lease is read again alone: a lease begins with the call, and one object takes less time than many."""
+        """What outlived its lease, or did not fit into the read buffer of a disk, is read again alone: that needs less of both."""
         client, names, places = self._open_client(), [name_of(key) for key in batch.keys], batch.addresses.tolist()
         count, lengths = len(names), batch.sizes.tolist()
         results = codes.get_results(
             client.batch_get_into_multi_buffers(names, places, [lengths] * count), count, batch.object_nbytes
         )
         for row, result in enumerate(results):
-            if result.code == codes.LEASE_EXPIRED and count > 1:
+            if result.code in (codes.LEASE_EXPIRED, codes.OVERFLOW) and count > 1:
                 got = client.batch_get_into_multi_buffers([names[row]], [places[row]], [lengths])
                 results[row] = codes.get_results(got, 1, batch.object_nbytes)[0]
         return results
