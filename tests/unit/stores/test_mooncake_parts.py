@@ -19,6 +19,14 @@ from kvpool.stores.mooncake.room import with_room
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Variables that the store sets for its library do not outlive a test."""
+    for name in (ssd.BUCKET, ssd.HEARTBEAT, *connect.BOUNDS):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
 def options(**changes):
     return MooncakeOptions(master_server_address="127.0.0.1:1", protocol="tcp", global_segment_size=0).model_copy(update=changes)
 
@@ -259,3 +267,66 @@ def test_bytes_that_do_not_match_are_missing_and_removed(lying):
     assert handle.results()[0].status is Status.MISSING
     assert client.removed == "k"
     assert store.damaged_objects == 1
+
+
+class SetUpClient(LyingClient):
+    def setup(self, *arguments, **extra):
+        self.arguments, self.extra = arguments, extra
+        return 0
+
+    def register_buffer(self, address, nbytes):
+        self.registered = [*getattr(self, "registered", []), (address, nbytes)]
+        return 0
+
+    def put(self, *_):
+        return 0
+
+
+def set_up(monkeypatch, env=None, context=None, **changes):
+    """The client after connect, with what it was set up with."""
+    monkeypatch.setattr(connect, "reach", lambda address: "10.0.0.7")
+    client = SetUpClient()
+    connect.connect(SimpleNamespace(client=lambda: client), options(**changes), context or StoreContext(), env or {})
+    return client
+
+
+def test_only_workers_and_owners_give_memory(monkeypatch):
+    for role, given in (("worker", 64 * MIB), ("owner", 64 * MIB), ("scheduler", 0), ("tool", 0)):
+        client = set_up(monkeypatch, context=StoreContext(role=role), global_segment_size=64 * MIB)
+        assert client.arguments[:3] == ("10.0.0.7", "P2PHANDSHAKE", given)
+
+
+def test_what_old_versions_do_not_know_is_not_passed(monkeypatch):
+    assert set_up(monkeypatch).extra == {}
+    assert set_up(monkeypatch, tenant_id="a").extra == {"tenant_id": "a"}
+
+
+def test_fabric_memory_has_no_buffer_and_registers_nothing(monkeypatch):
+    npu = StoreContext(device="npu")
+    for fabric, buffer, count in (("1", 0, 0), ("0", 5 * MIB, 2)):
+        monkeypatch.setenv("ASCEND_ENABLE_USE_FABRIC_MEM", fabric)
+        client = set_up(monkeypatch, {"ASCEND_ENABLE_USE_FABRIC_MEM": fabric}, npu, protocol="ascend", local_buffer_size=5 * MIB)
+        assert client.arguments[3] == buffer
+        store = MooncakeStore(options(protocol="ascend"), npu)
+        assert not store.checksums
+        assert store.capabilities.device_memory
+
+        def connected(store=store, client=client):
+            store._client, store._library = client, SimpleNamespace(put_config=lambda **_: None, has_ranges=True)
+
+        monkeypatch.setattr(store, "_connect", connected)
+        store.open()
+        for _ in range(2):
+            store.register([(4096, 10), (8192, 20)])
+        assert len(getattr(client, "registered", [])) == count
+        store.close()
+
+
+def test_waits_of_the_library_are_bounded_unless_the_user_says_otherwise(monkeypatch):
+    import os
+
+    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "7000")
+    monkeypatch.delenv("MC_STORE_CLIENT_SETUP_RETRIES", raising=False)
+    set_up(monkeypatch)
+    assert os.environ["MC_RPC_TIMEOUT_MS"] == "7000"
+    assert os.environ["MC_STORE_CLIENT_SETUP_RETRIES"] == "3"
