@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import shutil
 from typing import NoReturn
@@ -15,6 +17,13 @@ def lacking(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+def needs_mooncake() -> None:
+    try:
+        importlib.import_module("mooncake.store")
+    except ImportError as error:
+        lacking(f"Mooncake cannot be imported ({error}): pip install -r requirements/stores.txt, then make deps")
+
+
 def needs_yuanrong() -> None:
     """The client library and the worker of the datasystem."""
     from kvpool.stores.yuanrong import library
@@ -25,4 +34,4 @@ def needs_yuanrong() -> None:
 
 def needs_etcd() -> None:
     if shutil.which("etcd") is None:
-        lacking("etcd is missing: apt-get install etcd-server")
+        lacking("etcd is missing: make deps")

@@ -7,6 +7,7 @@ object can be read afterwards.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import abstractmethod
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvpool.stores import opaque_notes
+from kvpool.stores import checksums, opaque_notes
 from kvpool.stores.base import (
     MISS,
     UNKNOWN,
@@ -26,18 +27,20 @@ from kvpool.stores.base import (
     Health,
     Hit,
     Lease,
-    Reader,
     Result,
     Status,
     Store,
     StoreStats,
-    Writer,
 )
 from kvpool.stores.native import Closed, NativeCalls, Transfer
 
+logger = logging.getLogger(__name__)
+
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 EXISTS = Result(Status.EXISTS)
-BUSY = Result(Status.BUSY, text="somebody is writing it, or died doing so")
+BUSY = Result(Status.BUSY, text="it cannot be read: somebody is writing it, or died doing so, or it was evicted at once")
+NO_ANSWER = Result(Status.TRANSIENT, text="the store could not say whether it is there")
+DAMAGED = Result(Status.MISSING, text="the bytes do not match their checksum; the object is removed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,11 @@ class OpaqueStore(Store):
     """A store behind a library. Hooks run on native threads, several at once; they may raise, and ``_fault`` says what it means."""
 
     limits = Limits()
+    checksums = False  # whether every object ends with a trailer (checksums.py); an adapter sets it before open
 
     def __init__(self) -> None:
         self._life = threading.Lock()
+        self.damaged_objects = 0  # found by this process
         self._transfers: NativeCalls | None = None
         self._lookups: NativeCalls | None = None
 
@@ -147,11 +152,16 @@ class OpaqueStore(Store):
             if len(answers) != len(rows):
                 raise OSError(f"{len(answers)} answers for {len(rows)} keys")
             for row, answer in zip(rows, answers, strict=True):
-                found[row] = answer
+                found[row] = self._without_trailer(answer)
         return found
 
     def _possible(self, key: bytes) -> bool:
         return 0 < len(key) <= self.capabilities.max_key_len
+
+    def _without_trailer(self, answer: Answer) -> Answer:
+        if not self.checksums or not isinstance(answer, Hit):
+            return answer
+        return Hit(answer.tier, max(answer.nbytes - checksums.TRAILER, 0))
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         """The library's own lease, which every lookup renews; ``until`` tells how long it lasts."""
@@ -164,11 +174,7 @@ class OpaqueStore(Store):
     # transfers
 
     def put(self, batch: Batch, deadline_s: float) -> Handle:
-        impossible = next((key for key in batch.keys if not self._possible(key)), None)
-        if impossible is not None:
-            raise ValueError(f"a key of {len(impossible)} bytes (accepted: 1 to {self.capabilities.max_key_len})")
-        if batch.keys and batch.object_nbytes <= 0:
-            raise ValueError(f"objects of {batch.object_nbytes} bytes cannot be stored")
+        self._check(batch)
         return self._begin(batch, deadline_s, self._store)
 
     def get(self, batch: Batch, deadline_s: float) -> Handle:
@@ -182,6 +188,14 @@ class OpaqueStore(Store):
             return Done([])
         call = transfers.begin(lambda: self._in_parts(batch, until, work), deadline_s)
         return Transfer(call, len(batch.keys), self._fault)
+
+    def _check(self, batch: Batch) -> None:
+        """ValueError for objects that cannot be stored."""
+        impossible = next((key for key in batch.keys if not self._possible(key)), None)
+        if impossible is not None:
+            raise ValueError(f"a key of {len(impossible)} bytes (accepted: 1 to {self.capabilities.max_key_len})")
+        if batch.keys and (batch.object_nbytes <= 0 or bool((batch.sizes < 0).any())):
+            raise ValueError(f"objects of {batch.object_nbytes} bytes cannot be stored, in segments of {batch.sizes.tolist()[:8]}")
 
     def _in_parts(self, batch: Batch, until: float, work: Callable[[Batch], list[Result]]) -> list[Result]:
         """``work`` on pieces that the library takes; what does not begin before ``until`` is TRANSIENT."""
@@ -203,36 +217,66 @@ class OpaqueStore(Store):
         results: list[Result] = [EXISTS] * len(batch.keys)
         first_of = {key: row for row, key in reversed(list(enumerate(batch.keys)))}
         there = self._look(batch.keys)
-        rows = [row for row, key in enumerate(batch.keys) if first_of[key] == row and not isinstance(there[row], Hit)]
-        written = self._put(take(batch, rows)) if rows else []
+        rows = []
+        for row, key in enumerate(batch.keys):
+            if first_of[key] == row and there[row] is UNKNOWN:
+                results[row] = NO_ANSWER
+            elif first_of[key] == row and not isinstance(there[row], Hit):
+                rows.append(row)
+        written = self._put_sealed(take(batch, rows)) if rows else []
         ok = [row for row, result in zip(rows, written, strict=True) if result.status is Status.OK]
         sure = self._look([batch.keys[row] for row in ok]) if ok else []
         for row, result in zip(rows, written, strict=True):
             results[row] = result
         for row, answer in zip(ok, sure, strict=True):
             if not isinstance(answer, Hit):
-                results[row] = BUSY
+                results[row] = NO_ANSWER if answer is UNKNOWN else BUSY
         for row, key in enumerate(batch.keys):
             if first_of[key] != row and not results[first_of[key]].stored:
                 results[row] = results[first_of[key]]
         return results
 
+    def _put_sealed(self, batch: Batch) -> list[Result]:
+        if not self.checksums:
+            return self._put(batch)
+        wider, _trailers = checksums.sealed(batch)
+        return [_of_length(result, batch) for result in self._put(wider)]
+
     def _fetch(self, batch: Batch) -> list[Result]:
         rows = [row for row, key in enumerate(batch.keys) if self._possible(key)]
         if len(rows) == len(batch.keys):
-            return self._get(batch)
+            return self._get_checked(batch)
         results = [Result(Status.MISSING)] * len(batch.keys)
-        for row, result in zip(rows, self._get(take(batch, rows)) if rows else [], strict=True):
+        for row, result in zip(rows, self._get_checked(take(batch, rows)) if rows else [], strict=True):
             results[row] = result
         return results
 
+    def _get_checked(self, batch: Batch) -> list[Result]:
+        """What does not match its checksum is missing, and removed."""
+        if not self.checksums:
+            return self._get(batch)
+        wider, trailers = checksums.with_room(batch)
+        results = [_of_length(result, batch) for result in self._get(wider)]
+        ok = [row for row, result in enumerate(results) if result.status is Status.OK]
+        bad = checksums.damaged(batch, trailers, ok)
+        for row in bad:
+            results[row] = DAMAGED
+        if bad:
+            self._quarantine([batch.keys[row] for row in bad])
+        return results
+
+    def _quarantine(self, keys: Sequence[bytes]) -> None:
+        """On a native thread: take objects away whose bytes have changed."""
+        self.damaged_objects += len(keys)
+        logger.warning(
+            "kvpool: %d objects of %s do not match their checksum and are removed, %r first", len(keys), self.name, keys[0]
+        )
+        try:
+            self._remove(keys)
+        except Exception:
+            logger.warning("kvpool: they could not be removed", exc_info=True)
+
     # the rest
-
-    def begin_write(self, keys: Sequence[bytes], nbytes: int, deadline_s: float) -> Writer:
-        raise NotImplementedError(f"{self.name} cannot write in pieces")
-
-    def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
-        raise NotImplementedError(f"{self.name} cannot read in pieces")
 
     def remove(self, keys: Sequence[bytes]) -> list[Result]:
         transfers = self._transfers
@@ -274,6 +318,11 @@ class OpaqueStore(Store):
             return lookups.ask(self._health, self.limits.lookup_s)
         except Exception as error:  # noqa: BLE001 - not well, whatever the reason
             return Health(False, f"{type(error).__name__}: {error}"[:200])
+
+
+def _of_length(result: Result, batch: Batch) -> Result:
+    """An OK result without the trailer's bytes."""
+    return result._replace(nbytes=batch.object_nbytes) if result.status is Status.OK else result
 
 
 def take(batch: Batch, rows: Sequence[int]) -> Batch:

@@ -14,6 +14,7 @@ from kvpool.stores.base import Batch, Hit, MappedStore, Result, Status, Store
 SIZE = 8192
 SEGMENT = 1024
 DEADLINE = 20.0
+MOST_TO_FILL = 64 << 20
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
@@ -142,6 +143,6 @@ def fill(bench: Bench, store: Store, name: str, nbytes: int = 64 << 10) -> list[
 
 def bounded(bench: Bench, *needs: str) -> Store:
     store = bench.store(*needs)
-    if not 0 < store.stats().capacity_bytes <= 64 << 20:
+    if not 0 < store.stats().capacity_bytes <= MOST_TO_FILL:
         raise Skip(f"{store.name} has a capacity of {store.stats().capacity_bytes} bytes: too much to fill, or unknown")
     return store

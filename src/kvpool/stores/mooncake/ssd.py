@@ -1,0 +1,87 @@
+"""The disk tier of Mooncake: a directory per rank, buckets that suit the memory, and the pause after a crash.
+
+What a client had on disk is found again only by one that starts after the master has forgotten the old one (``client_ttl``). A
+sooner start would lose all of it, so a process that died leaves the time of its last sign of life, and the next one waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from kvpool.options.mooncake_json import MooncakeOptions
+from kvpool.options.mooncake_ssd import BUFFER, DEFAULTS
+from kvpool.stores.context import StoreContext
+
+logger = logging.getLogger(__name__)
+
+BUCKET = "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES"
+HEARTBEAT = "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS"
+CLIENT_TTL = "KVPOOL_MOONCAKE_CLIENT_TTL"
+DEFAULT_TTL_S = 10.0
+ALIVE = "kvpool-alive"
+ALIVE_S = 1.0
+USABLE = 0.9  # of the read buffer, for the loads at one time together
+_BUCKET_RANGE = (4 << 20, 256 << 20)
+
+
+def folder_of(options: MooncakeOptions, context: StoreContext) -> Path:
+    """By global rank: ranks that shared a folder would overwrite each other's buckets."""
+    return Path(options.ssd_offload_path or "") / f"rank_{context.rank}"
+
+
+def arguments(options: MooncakeOptions, context: StoreContext, env: Mapping[str, str]) -> dict[str, object]:
+    """What setup needs for the disk tier; makes the folder, sets what Mooncake reads from the environment, waits after a crash.
+
+    A bucket is written only when it is full: of a pool that holds few buckets most would be evicted before it got to the disk."""
+    folder = folder_of(options, context)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    low, high = _BUCKET_RANGE
+    os.environ.setdefault(BUCKET, str(max(low, min(high, options.global_segment_size // 8))))
+    os.environ.setdefault(HEARTBEAT, "1")
+    _wait_for_the_dead(folder, env)
+    return {"enable_ssd_offload": True, "ssd_offload_path": str(folder)}
+
+
+def read_limit(env: Mapping[str, str], threads: int) -> int:
+    """Bytes of one get, so that ``threads`` of them fit into the read buffer together."""
+    return max(1, int(int(env.get(BUFFER) or DEFAULTS[BUFFER]) * USABLE) // threads)
+
+
+def sign_of_life(folder: Path) -> None:
+    with suppress(OSError):
+        (folder / ALIVE).write_text(str(time.time()))
+
+
+def good_bye(folder: Path) -> None:
+    """Closed in order: the master has forgotten this client."""
+    with suppress(OSError):
+        (folder / ALIVE).unlink(missing_ok=True)
+
+
+def _wait_for_the_dead(folder: Path, env: Mapping[str, str]) -> None:
+    ttl = _client_ttl(env)
+    try:
+        left = min(float((folder / ALIVE).read_text()) + ttl + 2 * ALIVE_S - time.time(), ttl + 2 * ALIVE_S)
+    except (OSError, ValueError):
+        return
+    if left > 0:
+        logger.warning(
+            "kvpool: the last user of %s ended without closing: waiting %.1f s for the master to forget it", folder, left
+        )
+        time.sleep(left)
+
+
+def _client_ttl(env: Mapping[str, str]) -> float:
+    text = env.get(CLIENT_TTL) or str(DEFAULT_TTL_S)
+    try:
+        seconds = float(text)
+        if not 0 <= seconds <= 600:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"{CLIENT_TTL}={text!r} (accepted: seconds from 0 to 600, the master's --client_ttl)") from None
+    return seconds
