@@ -136,7 +136,7 @@ def _become_engine(request: dict[str, Any], stdin: int, log: int, replies: int) 
             os.dup2(fd, number)
         os.environ.clear()
         os.environ.update(request["env"])
-        sys.stdin = open(0)
+        sys.stdin = os.fdopen(0)
         from tests.engine import worker_engine
 
         asyncio.run(worker_engine.main(request["args"], replies))

@@ -27,10 +27,12 @@ from kvpool.stores.base import (
     Health,
     Hit,
     Lease,
+    Reader,
     Result,
     Status,
     Store,
     StoreStats,
+    Writer,
 )
 from kvpool.stores.native import Closed, NativeCalls, Transfer
 
@@ -277,6 +279,12 @@ class OpaqueStore(Store):
             logger.warning("kvpool: they could not be removed", exc_info=True)
 
     # the rest
+
+    def begin_write(self, keys: Sequence[bytes], nbytes: int, deadline_s: float) -> Writer:
+        raise NotImplementedError(f"{self.name} cannot write in pieces")
+
+    def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
+        raise NotImplementedError(f"{self.name} cannot read in pieces")
 
     def remove(self, keys: Sequence[bytes]) -> list[Result]:
         transfers = self._transfers

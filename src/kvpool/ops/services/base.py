@@ -1,4 +1,4 @@
-"""The contract of a service that kvpool starts for trial and test: processes on loopback, one folder, outliving who started them."""
+"""The contract of a service that kvpool starts for trial and test: processes on loopback, in one folder, that stay."""
 
 from __future__ import annotations
 
