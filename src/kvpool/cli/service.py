@@ -48,17 +48,7 @@ def _service(backend: str, dram: str, tenants: list[str], discovery: str) -> Ser
         nbytes = read_size(dram)
     except ValueError:
         raise ValueError(f"--dram {dram!r}: expected a size such as 1GB") from None
-    quotas = dict(_quota(text) for text in tenants)
-    if quotas and backend != "mooncake":
-        raise ValueError(f"--tenant: only mooncake has tenants, not {backend}")
-    if discovery != "metastore" and backend != "yuanrong":
-        raise ValueError(f"--discovery: only yuanrong has it, not {backend}")
-    kind = service(backend)
-    if backend == "mooncake":
-        return kind(dram_bytes=nbytes, tenants=quotas)
-    if backend == "memcache":
-        return kind(dram_bytes=nbytes)
-    return kind(memory_mb=nbytes >> 20, discovery=discovery)
+    return service(backend, dram_bytes=nbytes, tenants=dict(_quota(text) for text in tenants), discovery=discovery)
 
 
 def _quota(text: str) -> tuple[str, str]:
@@ -83,7 +73,7 @@ def _tell(started: Started) -> None:
 def stop(backend: Backend, folder: Folder = None) -> None:
     """Stop a service that `start` made."""
     try:
-        killed = service(backend)().stop(folder or default_folder(backend), STOP_S)
+        killed = service(backend).stop(folder or default_folder(backend), STOP_S)
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -93,7 +83,7 @@ def stop(backend: Backend, folder: Folder = None) -> None:
 def status(backend: Backend, folder: Folder = None, as_json: Json = False) -> None:
     """Show whether a service answers. Exit status 1 where it does not."""
     try:
-        found = service(backend)().status(folder or default_folder(backend))
+        found = service(backend).status(folder or default_folder(backend))
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

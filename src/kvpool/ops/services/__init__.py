@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from kvpool.ops.services.base import Running, Service, Started
 
 BACKENDS = ("mooncake", "memcache", "yuanrong")
 
 
-def service(backend: str) -> type[Service]:
-    """The service of a store. ValueError for a name that is none."""
+def service(
+    backend: str, *, dram_bytes: int = 1 << 30, tenants: Mapping[str, str] | None = None, discovery: str = "metastore"
+) -> Service:
+    """The service of a store, which gives ``dram_bytes`` to the pool. ``tenants`` (name: quota) are Mooncake's, ``discovery`` is
+    Yuanrong's. ValueError for a name that is none, and for what another store has."""
+    if backend not in BACKENDS:
+        raise ValueError(f"there is no service for {backend!r} (accepted: {', '.join(BACKENDS)})")
+    if tenants and backend != "mooncake":
+        raise ValueError(f"tenants: only mooncake has them, not {backend}")
+    if discovery != "metastore" and backend != "yuanrong":
+        raise ValueError(f"discovery: only yuanrong has it, not {backend}")
     if backend == "mooncake":
         from kvpool.ops.services.mooncake import MooncakeService
 
-        return MooncakeService
+        return MooncakeService(dram_bytes=dram_bytes, tenants=tenants or {})
     if backend == "memcache":
         from kvpool.ops.services.memcache import MemcacheService
 
-        return MemcacheService
-    if backend == "yuanrong":
-        from kvpool.ops.services.yuanrong import YuanrongService
+        return MemcacheService(dram_bytes=dram_bytes)
+    from kvpool.ops.services.yuanrong import Discovery, YuanrongService
 
-        return YuanrongService
-    raise ValueError(f"there is no service for {backend!r} (accepted: {', '.join(BACKENDS)})")
+    return YuanrongService(memory_mb=max(1, dram_bytes >> 20), discovery=cast(Discovery, discovery))  # which checks it
 
 
 def default_folder(backend: str) -> Path:
