@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvpool.stores.base import Addresses, Answer, Hit, Reader, Result, Status, Tier, Writer
-from kvpool.stores.local.ranged import Written, check_piece
+from kvpool.stores.pieces import Written, check_piece
 from kvpool.stores.yuanrong.child import Child
 from kvpool.stores.yuanrong.messages import Buffer
 from kvpool.stores.yuanrong.transfers import HostTransfers, read_from, write_into
