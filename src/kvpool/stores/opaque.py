@@ -17,6 +17,7 @@ import numpy as np
 
 from kvpool.stores import opaque_notes
 from kvpool.stores.base import (
+    MISS,
     UNKNOWN,
     Answer,
     Batch,
@@ -35,6 +36,7 @@ from kvpool.stores.native import Closed, NativeCalls, Transfer
 FATAL_CLOSED = Result(Status.FATAL, text="the store is closed")
 EXISTS = Result(Status.EXISTS)
 BUSY = Result(Status.BUSY, text="somebody is writing it, or died doing so")
+MISSING = Result(Status.MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,10 @@ class OpaqueStore(Store):
             return [UNKNOWN] * len(keys)
 
     def _look(self, keys: Sequence[bytes]) -> list[Answer]:
+        if not self._possible(keys):
+            sound = [key for key in keys if self._possible([key])]
+            answers = iter(self._look(sound))
+            return [next(answers) if self._possible([key]) else MISS for key in keys]
         found: list[Answer] = []
         for first in range(0, len(keys), self.limits.exists_keys):
             part = keys[first : first + self.limits.exists_keys]
@@ -143,6 +149,10 @@ class OpaqueStore(Store):
                 raise OSError(f"{len(answers)} answers for {len(part)} keys")
             found += answers
         return found
+
+    def _possible(self, keys: Sequence[bytes]) -> bool:
+        """Whether objects can have these keys."""
+        return not keys or (min(map(len, keys)) > 0 and max(map(len, keys)) <= self.capabilities.max_key_len)
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         """The library's own lease, which every lookup renews; ``until`` tells how long it lasts."""
@@ -162,12 +172,20 @@ class OpaqueStore(Store):
 
     def _begin(self, batch: Batch, deadline_s: float, work: Callable[[Batch], list[Result]]) -> Handle:
         transfers, until = self._transfers, time.monotonic() + deadline_s
-        if transfers is None:
-            return Done([FATAL_CLOSED] * len(batch.keys))
         if not batch.keys:
             return Done([])
+        self._check(batch)
+        if transfers is None:
+            return Done([FATAL_CLOSED] * len(batch.keys))
         call = transfers.begin(lambda: self._in_parts(batch, until, work), deadline_s)
         return Transfer(call, len(batch.keys), self._fault)
+
+    def _check(self, batch: Batch) -> None:
+        """ValueError for an object that cannot be."""
+        if batch.object_nbytes <= 0 or bool((batch.sizes < 0).any()):
+            raise ValueError(f"an object must have at least one byte, segments none below 0: sizes are {batch.sizes.tolist()[:8]}")
+        if not self._possible(batch.keys):
+            raise ValueError(f"keys have 1 to {self.capabilities.max_key_len} bytes")
 
     def _in_parts(self, batch: Batch, until: float, work: Callable[[Batch], list[Result]]) -> list[Result]:
         """``work`` on pieces that the library takes; what does not begin before ``until`` is TRANSIENT."""
@@ -214,6 +232,8 @@ class OpaqueStore(Store):
             return [FATAL_CLOSED] * len(keys)
         if not keys:
             return []
+        if not self._possible(keys):
+            return [self.remove([key])[0] if self._possible([key]) else MISSING for key in keys]
         try:
             return transfers.ask(lambda: self._remove(keys), self.limits.close_s)
         except Exception as error:  # noqa: BLE001 - an answer for every key
