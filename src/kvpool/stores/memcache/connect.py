@@ -1,0 +1,117 @@
+"""The one client of this process: the library has one per process, whatever number of stores are open."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from kvpool.options.memcache_conf import LocalConf
+from kvpool.stores.memcache.library import Client, load
+from kvpool.stores.native import Call
+
+_PROBE_S = 0.5
+
+
+class Wish(NamedTuple):
+    """How a store wants to be connected. ``data``: it moves objects; else it only looks up, gives no memory and starts faster."""
+
+    conf_path: str
+    device_id: int
+    data: bool
+
+
+@dataclass
+class _Shared:
+    client: Client
+    wish: Wish
+    users: int = 1
+
+
+_lock = threading.Lock()
+_shared: _Shared | None = None
+_starting: Call[Client] | None = None
+
+
+def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
+    """The client, started if need be. OSError in one line when the MetaService does not answer or the start takes too long; a start
+    that ends later is undone."""
+    global _shared
+    end = time.monotonic() + deadline_s
+    with _lock:
+        if _shared is not None:
+            _check_same(_shared.wish, wish)
+            _shared.users += 1
+            return _shared.client
+        module = load(options.storage_enabled)
+        for url in (options.meta_service_url, options.config_store_url):
+            _probe(url, end)
+        _shared = _Shared(_start(module, wish, end, deadline_s), wish)
+        return _shared.client
+
+
+def release(client: Client) -> None:
+    """Close the client with its last user. Nobody calls it then."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared.client is not client:
+            return
+        _shared.users -= 1
+        if _shared.users == 0:
+            _shared = None
+            client.close()
+
+
+def _check_same(there: Wish, wanted: Wish) -> None:
+    if wanted.conf_path != there.conf_path:
+        raise OSError(f"this process is connected to MemCache by {there.conf_path}: it cannot use {wanted.conf_path} at the same time")
+    if wanted.data and not there.data:
+        raise OSError("this process has opened MemCache for lookups only: open the store that moves objects first")
+
+
+def _probe(url: str, end: float) -> None:
+    """The library waits for minutes where nobody listens, so ask before it does."""
+    parts = urlsplit(url)
+    problem = ""
+    while True:
+        try:
+            socket.create_connection((parts.hostname, cast(int, parts.port)), timeout=_PROBE_S).close()
+            return
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if time.monotonic() + _PROBE_S > end:
+            raise OSError(f"MemCache: nobody answers at {url} ({problem}): is the MetaService running, and is that its address?")
+        time.sleep(0.1)
+
+
+def _start(module: Any, wish: Wish, end: float, deadline_s: float) -> Client:
+    """Init on a thread of its own: it cannot be interrupted."""
+    global _starting
+    if _starting is not None and not _starting.done():
+        raise OSError("MemCache: an earlier start in this process has not ended yet; try again later")
+    given_up = threading.Event()
+    call: Call[Client] = Call(lambda: _init(module, wish, given_up), end)
+    _starting = call
+    threading.Thread(target=call.run, name="kvpool-memcache-init", daemon=True).start()
+    if not call.wait(end - time.monotonic()):
+        given_up.set()
+        raise OSError(f"MemCache: the library did not start within {deadline_s:g} s (its log is where ock.mmc.log_path says)")
+    return call.value()
+
+
+def _init(module: Any, wish: Wish, given_up: threading.Event) -> Client:
+    client: Client = module.DistributedObjectStore()
+    config = module.LocalConfig()
+    config.config_path = wish.conf_path
+    code = client.setup(config)
+    if code == 0:
+        code = client.init(wish.device_id, init_bm=wish.data)
+    if code != 0:
+        client.close()
+        raise OSError(f"MemCache: the library does not start with {wish.conf_path}: code {code} (its log is where ock.mmc.log_path says)")
+    if given_up.is_set():
+        client.close()
+    return client

@@ -1,0 +1,63 @@
+"""Leases of this process: the library counts none, so that ending one would end the others on the same object."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from kvpool.stores.memcache.library import Client
+
+LONGEST_S = 3600.0
+
+
+class Leases:
+    """``take`` and ``give`` are a pair; what is not given back is forgotten when its time is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 0
+        self._held: dict[int, tuple[list[str], float]] = {}  # token -> keys, time.monotonic() of the end
+        self._users: Counter[str] = Counter()
+
+    def take(self, client: Client, keys: Sequence[str], seconds: float) -> tuple[int, list[int]]:
+        """A token, and the library's code for each key: 0 where it is protected now."""
+        seconds = max(0.001, min(seconds, LONGEST_S))
+        until = time.monotonic() + seconds
+        codes = client.batch_add_lease(keys, max(1, int(seconds * 1000)))
+        mine = [key for key, code in zip(keys, codes, strict=True) if code == 0]
+        with self._lock:
+            self._forget_ended()
+            token, self._next = self._next, self._next + 1
+            self._held[token] = (mine, until)
+            self._users.update(set(mine))
+        return token, codes
+
+    def give(self, client: Client, token: int) -> None:
+        """Idempotent."""
+        with self._lock:
+            keys, _ = self._held.pop(token, ([], 0.0))
+            last = self._drop(keys)
+        if last:
+            client.batch_remove_lease(last)
+
+    def count(self) -> int:
+        with self._lock:
+            self._forget_ended()
+            return len(self._held)
+
+    def _forget_ended(self) -> None:
+        now = time.monotonic()
+        for token in [token for token, (_, until) in self._held.items() if until < now]:
+            self._drop(self._held.pop(token)[0])
+
+    def _drop(self, keys: Sequence[str]) -> list[str]:
+        """The keys that nobody of this process leases any more."""
+        last = []
+        for key in set(keys):
+            self._users[key] -= 1
+            if self._users[key] <= 0:
+                del self._users[key]
+                last.append(key)
+        return last

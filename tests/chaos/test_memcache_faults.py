@@ -1,0 +1,160 @@
+"""MemCache when its processes die, stop or fill up: nothing hangs, nothing is told that is not so, and it recovers by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.stores.memcache_pool import Client, MemcachePool, memcache_pool
+from tests.stores.needs import needs_memcache
+
+LOOKUP_S = 2.0  # Limits.lookup_s
+RECOVERY_S = 15.0
+MB = 1 << 20
+
+
+@pytest.fixture
+def pool(tmp_path: Path):
+    needs_memcache()
+    with memcache_pool(tmp_path, dram_mb=64) as pool:
+        yield pool
+
+
+def until(what: Callable[[], bool], limit_s: float = RECOVERY_S) -> float:
+    """How long it took; AssertionError when it does not come."""
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:g} s"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}-{i}" for i in range(count)]
+
+
+def quick(client: Client, limit_s: float, do: str, **arguments: object) -> object:
+    answer = client.ask(do, **arguments)
+    assert client.took_s < limit_s, f"{do} took {client.took_s:.1f} s"
+    return answer
+
+
+def test_a_killed_meta_service_loses_nothing(pool: MemcachePool):
+    worker, keys = pool.client(), names("kept", 16)
+    assert worker.ask("put", keys=keys) == ["ok"] * 16
+    os.kill(pool.pid("meta-service"), signal.SIGKILL)
+    until(lambda: worker.ask("health") is False)
+    assert quick(worker, LOOKUP_S + 1, "exists", keys=keys) == ["unknown"] * 16  # never "miss": it cannot tell
+    assert set(quick(worker, 6, "get", keys=keys, wait_s=5.0)) <= {"transient", "overdue"}
+    assert set(quick(worker, 6, "put", keys=names("new", 4), wait_s=5.0)) <= {"transient", "overdue"}
+    pool.restart_meta_service()
+    until(lambda: worker.ask("exists", keys=keys) == ["hit"] * 16)
+    assert worker.ask("get", keys=keys) == ["ok"] * 16
+    until(lambda: worker.ask("put", keys=names("after", 4)) == ["ok"] * 4)
+    assert pool.client().ask("get", keys=keys) == ["ok"] * 16  # an engine that comes later finds them, too
+
+
+def test_a_stopped_meta_service_blocks_nobody_for_longer_than_the_deadlines(pool: MemcachePool):
+    worker, keys = pool.client(), names("still", 8)
+    assert worker.ask("put", keys=keys) == ["ok"] * 8
+    os.kill(pool.pid("meta-service"), signal.SIGSTOP)
+    try:
+        assert quick(worker, LOOKUP_S + 1, "exists", keys=keys) == ["unknown"] * 8
+        assert set(quick(worker, 4, "get", keys=keys, wait_s=2.0)) <= {"transient", "overdue"}
+        assert quick(worker, LOOKUP_S + 1, "health") is False
+    finally:
+        os.kill(pool.pid("meta-service"), signal.SIGCONT)
+    until(lambda: worker.ask("exists", keys=keys) == ["hit"] * 8)
+    until(lambda: worker.ask("get", keys=keys) == ["ok"] * 8)
+    assert worker.ask("put", keys=names("again", 4)) == ["ok"] * 4
+
+
+def test_no_meta_service_at_open_is_an_error_within_the_deadline(pool: MemcachePool):
+    worker = pool.client()
+    os.kill(pool.pid("meta-service"), signal.SIGKILL)
+    worker.ask("close")
+    answer = worker.ask("open", connect_s=2.0, timeout_s=10.0)
+    assert "nobody answers at tcp://127.0.0.1:" in answer
+    assert worker.took_s < 4
+    pool.restart_meta_service()
+    until(lambda: worker.ask("open", connect_s=5.0) == "open")
+    assert worker.ask("put", keys=["later"]) == ["ok"]
+
+
+def test_a_meta_service_that_listens_but_does_not_answer_at_open(pool: MemcachePool):
+    worker = pool.client()
+    worker.ask("close")
+    os.kill(pool.pid("meta-service"), signal.SIGSTOP)
+    answer = worker.ask("open", connect_s=3.0, timeout_s=20.0)
+    assert "did not start within 3 s" in answer
+    assert worker.took_s < 5
+    os.kill(pool.pid("meta-service"), signal.SIGCONT)
+    until(lambda: worker.ask("open", connect_s=5.0) == "open", 30)  # the late start was undone
+    assert worker.ask("put", keys=["later"]) == ["ok"]
+
+
+def test_a_killed_owner_takes_its_objects_with_it_and_nothing_else(pool: MemcachePool):
+    worker, keys = pool.client(), names("owned", 8)
+    assert worker.ask("put", keys=keys) == ["ok"] * 8
+    os.kill(pool.pid("local-service"), signal.SIGKILL)
+    until(lambda: worker.ask("exists", keys=keys) == ["miss"] * 8)
+    assert "ok" not in worker.ask("get", keys=keys)
+    assert "ok" not in worker.ask("put", keys=names("homeless", 2), wait_s=10.0)
+    assert worker.ask("exists", keys=names("homeless", 2)) == ["miss"] * 2
+    assert worker.ask("health") is True
+
+
+def test_a_key_of_a_killed_writer_can_be_stored_again(pool: MemcachePool):
+    writer, other = pool.client(), pool.client(patience_s=2.0)
+    assert writer.ask("begin", keys=["half"]) == ["ok"]
+    assert writer.ask("write", keys=["half"], part=0.5) == ["ok"]
+    writer.signal(signal.SIGKILL)
+    assert other.ask("exists", keys=["half"]) == ["miss"]
+    assert other.ask("get", keys=["half"]) == ["missing"]
+    assert other.ask("put", keys=["half"]) == ["busy"]  # the library says it is stored
+    assert other.ask("begin", keys=["half"]) == ["busy"]
+    time.sleep(2.1)
+    assert other.ask("put", keys=["half"]) == ["ok"]
+    assert other.ask("get", keys=["half"]) == ["ok"]
+
+
+def test_the_key_of_a_living_writer_is_left_alone(pool: MemcachePool):
+    writer, other = pool.client(), pool.client(patience_s=30.0)
+    assert writer.ask("begin", keys=["slow"]) == ["ok"]
+    assert other.ask("put", keys=["slow"]) == ["busy"]
+    assert writer.ask("write", keys=["slow"]) == ["ok"]
+    assert writer.ask("commit") == ["ok"]
+    assert other.ask("get", keys=["slow"]) == ["ok"]
+
+
+def test_a_full_pool_makes_room(pool: MemcachePool):
+    worker = pool.client()
+    for turn in range(10):
+        answers = worker.ask("put", keys=names(f"fill{turn}", 8), nbytes=2 * MB)
+        assert answers == ["ok"] * 8, turn
+        assert worker.ask("get", keys=names(f"fill{turn}", 8), nbytes=2 * MB) == ["ok"] * 8
+    stats = worker.ask("stats")
+    assert 0 < stats["used"] <= stats["capacity"] == 64 * MB
+
+
+def test_a_batch_larger_than_the_free_rest_is_stored_all_the_same(pool: MemcachePool):
+    worker = pool.client()
+    worker.ask("put", keys=names("old", 24), nbytes=2 * MB)
+    keys = names("big", 20)
+    assert worker.ask("put", keys=keys, nbytes=2 * MB) == ["ok"] * 20
+    assert worker.ask("get", keys=keys, nbytes=2 * MB) == ["ok"] * 20
+
+
+def test_bc_089_a_client_that_was_stopped_for_a_while_goes_on(pool: MemcachePool):
+    worker = pool.client()
+    assert worker.ask("put", keys=["before"]) == ["ok"]
+    worker.signal(signal.SIGSTOP)
+    time.sleep(4)
+    worker.signal(signal.SIGCONT)
+    assert worker.ask("get", keys=["before"]) == ["ok"]
+    assert worker.ask("put", keys=names("after", 4)) == ["ok"] * 4
