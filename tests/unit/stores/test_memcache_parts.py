@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 from kvpool.options.memcache_conf import read_local_conf
 from kvpool.stores.base import Result, Status
 from kvpool.stores.context import StoreContext
-from kvpool.stores.memcache import MemcacheStore, codes, connect, library
+from kvpool.stores.memcache import MemcacheStore, codes, connect, half_written, library
 from kvpool.stores.memcache.directions import directions
 from kvpool.stores.memcache.half_written import HalfWritten
 from kvpool.stores.memcache.leases import Leases
@@ -32,10 +33,10 @@ class FakeLibrary:
         self.copies = 0
         self.room = 100
 
-    def batch_add_lease(self, keys, lease_ttl_ms=0):
+    def batch_add_lease(self, keys, leaseTtlMs=0):
         found = {"stored": 0, "writing": codes.BEING_WRITTEN, None: codes.NO_SUCH_KEY}
         answers = [found[self.states.get(key)] for key in keys]
-        self.leased += [key for key, code in zip(keys, answers, strict=True) if code == 0]
+        self.leased += [key for key, code in zip(keys, answers, strict=True) if code == 0 and key not in self.leased]
         return answers
 
     def batch_remove_lease(self, keys):
@@ -47,7 +48,7 @@ class FakeLibrary:
         self.removed += keys
         return [0 if self.states.pop(key, None) else codes.NO_SUCH_KEY for key in keys]
 
-    def batch_alloc(self, keys, sizes, media=1):
+    def batch_alloc(self, keys, sizes, media=1, leaseTtlMs=0):
         starts = []
         for key in keys:
             if key not in self.states and self.room:
@@ -70,7 +71,7 @@ class FakeLibrary:
         return [int(self.states.get(key) == "stored") for key in keys]
 
     def batch_get_key_info(self, keys, flag=0):
-        return [FakeInfo(hash(key) if self.states.get(key) == "stored" else 0) for key in keys]
+        return [FakeInfo(hash(key) if key in self.states else 0) for key in keys]
 
 
 class FakeInfo:
@@ -87,14 +88,14 @@ class FakeInfo:
         return [1] if self.start else []
 
 
-def writer_of(fake: FakeLibrary, *keys: str, deadline_s: float = 5.0) -> MemcacheWriter:
-    writer = MemcacheWriter(direct(fake), directions("cpu"), list(keys), 64, deadline_s)
+def writer_of(fake: FakeLibrary, *keys: str) -> MemcacheWriter:
+    writer = MemcacheWriter(direct(fake), directions("cpu"), list(keys), 64, 5.0)
     writer.begin()
     return writer
 
 
 def reader_of(fake: FakeLibrary, *keys: str) -> MemcacheReader:
-    reader = MemcacheReader(direct(fake), directions("cpu"), list(keys), 5.0)
+    reader = MemcacheReader(direct(fake), directions("cpu"), Leases(), list(keys), 5.0)
     reader.begin()
     return reader
 
@@ -150,7 +151,7 @@ def test_a_key_that_was_stored_between_look_and_allocation_is_not_written():
     fake = FakeLibrary()
     real = fake.batch_alloc
 
-    def beaten(keys, sizes, media=1):
+    def beaten(keys, sizes, media=1, leaseTtlMs=0):
         fake.states["new"] = "stored"
         return real(keys, sizes, media)
 
@@ -183,9 +184,10 @@ def test_a_failed_copy_is_never_published():
     assert fake.batch_is_exist(["a"]) == [0]
 
 
-def test_nothing_is_written_after_the_deadline_of_the_session():
+def test_nothing_is_written_once_the_writer_is_taken_for_dead(monkeypatch):
+    monkeypatch.setattr(half_written, "LONGEST_WRITE_S", 0.05)
     fake = FakeLibrary()
-    writer = writer_of(fake, "a", deadline_s=0.05)
+    writer = writer_of(fake, "a")
     time.sleep(0.1)
     assert statuses(writer.write([0], 0, *piece(1))) == [Status.TRANSIENT]
     assert fake.copies == 0
@@ -241,6 +243,16 @@ def test_a_key_that_was_stored_meanwhile_starts_its_patience_anew():
     assert half.free(fake, ["a"]) == []
 
 
+def test_room_of_another_writer_under_the_same_key_starts_its_patience_anew():
+    fake, half = FakeLibrary(), HalfWritten(patience_s=0.1)
+    fake.states = {"a": "writing"}
+    half.free(fake, ["a"])
+    time.sleep(0.15)
+    fake.batch_get_key_info = lambda keys, flag=0: [FakeInfo(4711) for _ in keys]
+    assert half.free(fake, ["a"]) == []
+    assert fake.removed == []
+
+
 def test_bc_086_two_leases_on_one_object_end_one_by_one():
     fake, leases = FakeLibrary(), Leases()
     fake.states = {"a": "stored"}
@@ -248,18 +260,24 @@ def test_bc_086_two_leases_on_one_object_end_one_by_one():
     second, found = leases.take(fake, ["a"], 60.0)
     assert found == [0]
     leases.give(fake, first)
-    assert fake.leased == ["a", "a"]
+    assert fake.leased == ["a"]
     leases.give(fake, second)
     leases.give(fake, second)
+    assert fake.leased == []
     assert leases.count() == 0
 
 
-def test_leases_that_ran_out_are_forgotten():
+def test_leases_that_ran_out_are_ended_with_the_next_one():
     fake, leases = FakeLibrary(), Leases()
     fake.states = {"a": "stored"}
-    leases.take(fake, ["a"], 0.01)
+    token, _ = leases.take(fake, ["a"], 0.01)
     time.sleep(0.05)
     assert leases.count() == 0
+    assert fake.leased == ["a"]  # the library protects it still
+    leases.take(fake, ["none"], 60.0)
+    assert fake.leased == []
+    leases.give(fake, token)
+    assert fake.leased == []
 
 
 def store_at(port: int, **options) -> MemcacheStore:
@@ -284,14 +302,8 @@ class SlowModule:
     def __init__(self, seconds: float, code: int = 0) -> None:
         self.seconds, self.code, self.closed = seconds, code, threading.Event()
 
-    def LocalConfig(self):  # noqa: N802 - the library's name
-        return type("Config", (), {})()
-
     def DistributedObjectStore(self):  # noqa: N802 - the library's name
         return self
-
-    def setup(self, config):
-        return 0
 
     def init(self, device_id, init_bm=True):
         time.sleep(self.seconds)
@@ -348,6 +360,4 @@ def test_bc_161_qos_reaches_the_library(monkeypatch):
         store = store_at(server.getsockname()[1], qos_priority=3)
         store.open()
         store.close()
-    import os
-
     assert os.environ["MF_DEVICE_UB_QOS"] == "3"

@@ -22,9 +22,9 @@ def write_files(folder: Path, where: Addresses, protocol: str, owner_dram: int, 
     variables that name them."""
     meta, local = folder / "mmc-meta.conf", folder / "mmc-local.conf"
     _write(meta, _meta(where, folder))
-    _write(local, _local(where, folder, protocol, engine_dram, max(owner_dram, engine_dram)))
+    _write(local, _local(where, protocol, engine_dram, max(owner_dram, engine_dram)))
     if owner_dram:
-        _write(folder / "mmc-local-standalone.conf", _local(where, folder, protocol, owner_dram, owner_dram))
+        _write(folder / "mmc-local-standalone.conf", _local(where, protocol, owner_dram, owner_dram))
     return {"MMC_META_CONFIG_PATH": str(meta), "MMC_LOCAL_CONFIG_PATH": str(local)}
 
 
@@ -33,11 +33,13 @@ def _meta(where: Addresses, folder: Path) -> dict[str, str]:
         "ock.mmc.meta_service_url": f"tcp://{where.meta}",
         "ock.mmc.meta_service.config_store_url": f"tcp://{where.config_store}",
         "ock.mmc.meta_service.metrics_url": f"http://{where.metrics}",
-        **_log(folder),
+        "ock.mmc.meta_service.lru_type": "lru",  # the default evicts by shards of keys, so that new objects go before old ones
+        "ock.mmc.log_level": "error",
+        "ock.mmc.log_path": str(folder),  # it makes logs/ there; the default lies under /var/log, which few users may write
     }
 
 
-def _local(where: Addresses, folder: Path, protocol: str, dram: int, largest: int) -> dict[str, str]:
+def _local(where: Addresses, protocol: str, dram: int, largest: int) -> dict[str, str]:
     return {
         "ock.mmc.meta_service_url": f"tcp://{where.meta}",
         f"{LOCAL}.config_store_url": f"tcp://{where.config_store}",
@@ -45,13 +47,8 @@ def _local(where: Addresses, folder: Path, protocol: str, dram: int, largest: in
         f"{LOCAL}.protocol": protocol,
         f"{LOCAL}.dram.size": _size(dram),
         f"{LOCAL}.max.dram.size": _size(largest),
-        **_log(folder),
+        "ock.mmc.log_level": "error",
     }
-
-
-def _log(folder: Path) -> dict[str, str]:
-    """The library's own default is a folder under /var/log, which few users may write."""
-    return {"ock.mmc.log_level": "error", "ock.mmc.log_path": str(folder / "logs")}
 
 
 def _size(nbytes: int) -> str:

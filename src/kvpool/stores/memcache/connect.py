@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from kvpool.options.memcache_conf import LocalConf
 from kvpool.stores.memcache.library import Client, load
 from kvpool.stores.native import Call
 
+CONFIG_VARIABLE = "MMC_LOCAL_CONFIG_PATH"
 _PROBE_S = 0.5
 
 
@@ -34,6 +36,7 @@ class _Shared:
 _lock = threading.Lock()
 _shared: _Shared | None = None
 _starting: Call[Client] | None = None
+_loaded_with: str | None = None
 
 
 def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
@@ -46,7 +49,7 @@ def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
             _check_same(_shared.wish, wish)
             _shared.users += 1
             return _shared.client
-        module = load(options.storage_enabled)
+        module = _load(options, wish)
         for url in (options.meta_service_url, options.config_store_url):
             _probe(url, end)
         _shared = _Shared(_start(module, wish, end, deadline_s), wish)
@@ -70,6 +73,17 @@ def _check_same(there: Wish, wanted: Wish) -> None:
         raise OSError(f"this process is connected to MemCache by {there.conf_path}: it cannot use {wanted.conf_path} at the same time")
     if wanted.data and not there.data:
         raise OSError("this process has opened MemCache for lookups only: open the store that moves objects first")
+
+
+def _load(options: LocalConf, wish: Wish) -> Any:
+    """The library takes its file from a variable, which it reads once: when it is loaded."""
+    global _loaded_with
+    if _loaded_with not in (None, wish.conf_path):
+        raise OSError(f"this process has loaded MemCache with {_loaded_with}: it cannot use {wish.conf_path}")
+    os.environ[CONFIG_VARIABLE] = wish.conf_path
+    module = load(options.storage_enabled)
+    _loaded_with = wish.conf_path
+    return module
 
 
 def _probe(url: str, end: float) -> None:
@@ -98,20 +112,16 @@ def _start(module: Any, wish: Wish, end: float, deadline_s: float) -> Client:
     threading.Thread(target=call.run, name="kvpool-memcache-init", daemon=True).start()
     if not call.wait(end - time.monotonic()):
         given_up.set()
-        raise OSError(f"MemCache: the library did not start within {deadline_s:g} s (its log is where ock.mmc.log_path says)")
+        raise OSError(f"MemCache: the library did not start within {deadline_s:g} s (it says why on stderr)")
     return call.value()
 
 
 def _init(module: Any, wish: Wish, given_up: threading.Event) -> Client:
     client: Client = module.DistributedObjectStore()
-    config = module.LocalConfig()
-    config.config_path = wish.conf_path
-    code = client.setup(config)
-    if code == 0:
-        code = client.init(wish.device_id, init_bm=wish.data)
+    code = client.init(wish.device_id, init_bm=wish.data)
     if code != 0:
         client.close()
-        raise OSError(f"MemCache: the library does not start with {wish.conf_path}: code {code} (its log is where ock.mmc.log_path says)")
+        raise OSError(f"MemCache: the library does not start with {wish.conf_path}: code {code} (it says why on stderr)")
     if given_up.is_set():
         client.close()
     return client

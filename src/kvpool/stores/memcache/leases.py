@@ -1,4 +1,5 @@
-"""Leases of this process: the library counts none, so that ending one would end the others on the same object."""
+"""Leases of this process. The library does not count them, so that ending one would end the others on the same object; and one that
+has run out protects its object until it is ended all the same."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ LONGEST_S = 3600.0
 
 
 class Leases:
-    """``take`` and ``give`` are a pair; what is not given back is forgotten when its time is over."""
+    """``take`` and ``give`` are a pair; what is not given back in time is ended by a later ``take``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,12 +24,15 @@ class Leases:
 
     def take(self, client: Client, keys: Sequence[str], seconds: float) -> tuple[int, list[int]]:
         """A token, and the library's code for each key: 0 where it is protected now."""
+        with self._lock:
+            ended = self._end_overdue()
+        if ended:
+            client.batch_remove_lease(ended)
         seconds = max(0.001, min(seconds, LONGEST_S))
         until = time.monotonic() + seconds
         codes = client.batch_add_lease(keys, max(1, int(seconds * 1000)))
         mine = [key for key, code in zip(keys, codes, strict=True) if code == 0]
         with self._lock:
-            self._forget_ended()
             token, self._next = self._next, self._next + 1
             self._held[token] = (mine, until)
             self._users.update(set(mine))
@@ -43,14 +47,14 @@ class Leases:
             client.batch_remove_lease(last)
 
     def count(self) -> int:
-        with self._lock:
-            self._forget_ended()
-            return len(self._held)
-
-    def _forget_ended(self) -> None:
         now = time.monotonic()
-        for token in [token for token, (_, until) in self._held.items() if until < now]:
-            self._drop(self._held.pop(token)[0])
+        with self._lock:
+            return sum(1 for _, until in self._held.values() if until >= now)
+
+    def _end_overdue(self) -> list[str]:
+        now = time.monotonic()
+        tokens = [token for token, (_, until) in self._held.items() if until < now]
+        return [key for token in tokens for key in self._drop(self._held.pop(token)[0])]
 
     def _drop(self, keys: Sequence[str]) -> list[str]:
         """The keys that nobody of this process leases any more."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.parse
-import urllib.request
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 TIMEOUT_S = 1.0
 MOST_BYTES = 256 << 20
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Usage(NamedTuple):
@@ -20,27 +19,37 @@ class Usage(NamedTuple):
 
 
 class MetaHttp:
-    """``url`` is metrics_url of mmc-meta.conf. Every call raises OSError where there is no usable answer in time."""
+    """``url`` is metrics_url of mmc-meta.conf, with http. Every call raises OSError where there is no usable answer in time."""
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ValueError(f"ock.mmc.meta_service.metrics_url={url} cannot be asked (accepted: http://<host>:<port>)")
+        self._host, self._port = parts.hostname, parts.port or 8000
 
     def usage(self) -> Usage:
-        memory = self._json("/api/v1/capacity/usage")["cpu"]
-        capacity = max(int(memory["total_bytes"]), 0)
-        return Usage(capacity, min(max(int(memory["used_bytes"]), 0), capacity))
+        try:
+            memory = json.loads(self._get("/api/v1/capacity/usage"))["cpu"]
+            capacity = max(int(memory["total_bytes"]), 0)
+            return Usage(capacity, min(max(int(memory["used_bytes"]), 0), capacity))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OSError(f"the MetaService does not tell how full it is: {error!r}") from None
 
     def keys(self, prefix: bytes) -> list[bytes]:
-        lines = self._get("/get_all_keys").splitlines()
-        return [key for line in lines if (key := line.strip()).startswith(prefix) and key]
-
-    def _json(self, path: str) -> Any:
-        try:
-            return json.loads(self._get(path))
-        except ValueError as error:
-            raise OSError(f"{self._url}{path}: {error}") from None
+        """Also keys that are being written."""
+        return [key for line in self._get("/get_all_keys").splitlines() if (key := line.strip()) and key.startswith(prefix)]
 
     def _get(self, path: str) -> bytes:
-        with _opener.open(self._url + path, timeout=TIMEOUT_S) as answer:
-            content: bytes = answer.read(MOST_BYTES)
+        """The connection must stay open until the answer is there: asked to close it, the MetaService never sends the body."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            content = answer.read(MOST_BYTES)
+        except http.client.HTTPException as error:
+            raise OSError(f"{path}: {error!r}") from None
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise OSError(f"{path}: status {answer.status}")
         return content

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvpool.stores.base import Addresses, Reader, Result, Status, Writer
-from kvpool.stores.memcache.codes import BEING_WRITTEN, NO_SUCH_KEY, failed, get_result, put_result, text_of
+from kvpool.stores.memcache import half_written
+from kvpool.stores.memcache.codes import BEING_WRITTEN, FAILED, failed, get_result, put_result, text_of
 from kvpool.stores.memcache.directions import MEDIUM_DRAM, Directions
-from kvpool.stores.memcache.half_written import LONGEST_WRITE_S
+from kvpool.stores.memcache.leases import Leases
 from kvpool.stores.memcache.library import Client
+from kvpool.stores.memcache.states import KeyState, key_states
 
-READ_LEASE_MS = 60_000
-WRITE_FAILED = -1  # any other than 0
+READ_LEASE_S = 60.0
+CLEAN_UP_S = 30.0
 
 
 class Calls(Protocol):
@@ -40,13 +42,14 @@ def copy(client: Client, starts: Sequence[int], addresses: Addresses, sizes: Add
 
 
 class MemcacheWriter(Writer):
-    """See ``Writer``. The pieces of an object may come in any order, but each byte only once. After LONGEST_WRITE_S, or the deadline
-    if that is earlier, nothing is written any more, since the key may be somebody else's by then."""
+    """See ``Writer``. The pieces of an object may come in any order, but each byte only once. LONGEST_WRITE_S after the begin nothing
+    is written any more: the writer is then taken for dead, and the room may soon be somebody else's."""
 
     def __init__(self, calls: Calls, directions: Directions, keys: Sequence[str], nbytes: int, deadline_s: float) -> None:
         self._calls, self._direction = calls, directions.put
         self._keys, self._nbytes = keys, nbytes
-        self._until = time.monotonic() + min(deadline_s, LONGEST_WRITE_S)
+        self._begin_until = time.monotonic() + deadline_s
+        self._until = time.monotonic() + half_written.LONGEST_WRITE_S
         self._starts: dict[int, int] = {}  # row -> global address, of what is ours
         self._written: dict[int, int] = {}  # row -> bytes; -1 after a failed copy
         self.results: list[Result] = []
@@ -97,52 +100,48 @@ class MemcacheWriter(Writer):
         self._drop(list(self._starts))
 
     def _drop(self, rows: Sequence[int]) -> None:
-        """Give the room back. Without ``remove`` the key would stay blocked, and a later write of it could publish garbage."""
+        """Give the room back by removing the key. Telling the library that the write failed would leave the key blocked, and a later
+        write of it could publish garbage."""
         keys = [self._keys[row] for row in rows if row in self._starts]
         for row in rows:
             self._starts.pop(row, None)
         if keys:
-            self._calls(lambda client: drop(client, keys), len(keys), time.monotonic() + LONGEST_WRITE_S)
+            self._calls(lambda client: _remove(client, keys), len(keys), time.monotonic() + CLEAN_UP_S)
 
     def begin(self) -> None:
         """Allocate. Only keys that nobody has or writes: of others the library gives the address of the living object."""
-        self.results = self._calls(self._allocate, len(self._keys), self._until)
+        self.results = self._calls(self._allocate, len(self._keys), self._begin_until)
 
     def _allocate(self, client: Client) -> list[Result]:
-        states = client.batch_add_lease(self._keys)
-        leased = [key for key, code in zip(self._keys, states, strict=True) if code == 0]
-        if leased:
-            client.batch_remove_lease(leased)
-        results = [_state_result(code) for code in states]
+        results = [_begin_result(state) for state in key_states(client, self._keys)]
         free = [row for row, result in enumerate(results) if result.status is Status.OK]
         keys = [self._keys[row] for row in free]
-        starts = client.batch_alloc(keys, [self._nbytes] * len(keys), MEDIUM_DRAM) if keys else []
-        there = client.batch_is_exist(keys) if keys else []
-        for row, start, found in zip(free, starts, there, strict=True):
-            if found == 1:
+        lease_ms = int(half_written.LONGEST_WRITE_S * 1000)
+        starts = client.batch_alloc(keys, [self._nbytes] * len(keys), MEDIUM_DRAM, lease_ms) if keys else []
+        for row, start, state in zip(free, starts, key_states(client, keys), strict=True):
+            if state.readable:
                 results[row] = Result(Status.EXISTS)  # somebody was faster: it is not ours to write
-            elif start == 0:
-                results[row] = put_result(-1, 0)
+            elif start == 0 or start != state.start:
+                results[row] = put_result(FAILED, 0)
             else:
                 self._starts[row], self._written[row] = start, 0
         return results
 
 
-def drop(client: Client, keys: Sequence[str]) -> list[Result]:
-    client.batch_write_finish(keys, [WRITE_FAILED] * len(keys))
+def _remove(client: Client, keys: Sequence[str]) -> list[Result]:
     client.remove_batch(keys)
     return [Result(Status.OK)] * len(keys)
 
 
-def _state_result(code: int) -> Result:
-    """What a try to lease a key says about writing it."""
-    if code == 0:
+def _begin_result(state: KeyState) -> Result:
+    """Whether a key can be written."""
+    if state.code != 0:
+        return failed(state.code)
+    if state.readable:
         return Result(Status.EXISTS)
-    if code == BEING_WRITTEN:
-        return Result(Status.BUSY, code=code, text=text_of(code))
-    if code == NO_SUCH_KEY:
-        return Result(Status.OK)
-    return failed(code)
+    if state.start:
+        return Result(Status.BUSY, code=BEING_WRITTEN, text=text_of(BEING_WRITTEN))
+    return Result(Status.OK)
 
 
 def _not_published(nbytes: int) -> Result:
@@ -151,40 +150,35 @@ def _not_published(nbytes: int) -> Result:
 
 class MemcacheReader(Reader):
     """See ``Reader``. The library's lease does not keep an object from being removed: each read is followed by a look whether it is
-    still there, and a read of one that is not is MISSING."""
+    still there, and a read of one that is not is MISSING. After READ_LEASE_S reads fail."""
 
-    def __init__(self, calls: Calls, directions: Directions, keys: Sequence[str], deadline_s: float) -> None:
-        self._calls, self._direction = calls, directions.get
+    def __init__(self, calls: Calls, directions: Directions, leases: Leases, keys: Sequence[str], deadline_s: float) -> None:
+        self._calls, self._direction, self._leases = calls, directions.get, leases
         self._keys = keys
-        self._until = time.monotonic() + deadline_s
+        self._begin_until = time.monotonic() + deadline_s
+        self._until = time.monotonic() + READ_LEASE_S
+        self._token: int | None = None
         self._starts: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self.results: list[Result] = []
 
     def begin(self) -> None:
-        self.results = self._calls(self._open, len(self._keys), self._until)
+        self.results = self._calls(self._open, len(self._keys), self._begin_until)
 
     def _open(self, client: Client) -> list[Result]:
-        codes = client.batch_add_lease(self._keys, READ_LEASE_MS)
+        self._token, codes = self._leases.take(client, self._keys, READ_LEASE_S)
         results = [get_result(code, 0) for code in codes]
         leased = [row for row, code in enumerate(codes) if code == 0]
-        for row, (start, nbytes) in zip(leased, self._places(client, leased), strict=True):
-            results[row] = Result(Status.OK, nbytes) if start else Result(Status.MISSING, text="it went at this moment")
-            if start:
-                self._starts[row], self._sizes[row] = start, nbytes
+        for row, state in zip(leased, key_states(client, [self._keys[row] for row in leased]), strict=True):
+            results[row] = Result(Status.OK, state.nbytes) if state.readable else Result(Status.MISSING, text="it went just now")
+            if state.readable:
+                self._starts[row], self._sizes[row] = state.start, state.nbytes
         return results
-
-    def _places(self, client: Client, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Address and length; 0, 0 where the object is gone."""
-        if not rows:
-            return []
-        infos = client.batch_get_key_info([self._keys[row] for row in rows], 1)
-        return [(info.gva_list()[0], info.size()) if info.size() > 0 and info.gva_list() else (0, 0) for info in infos]
 
     def read(self, rows: Sequence[int], offset: int, addresses: Addresses, sizes: Addresses) -> list[Result]:
         known = [i for i, row in enumerate(rows) if row in self._starts]
         length = check_pieces(rows, offset, addresses, sizes, min((self._sizes[rows[i]] for i in known), default=1 << 62))
-        results = [Result(Status.MISSING, text="it was not there when the read began")] * len(rows)
+        results = [Result(Status.MISSING, text="it was not there when the read began, or the read has ended")] * len(rows)
         if not known:
             return results
 
@@ -192,23 +186,21 @@ class MemcacheReader(Reader):
             chosen = [rows[i] for i in known]
             starts = [self._starts[row] for row in chosen]
             code = copy(client, [start + offset for start in starts], addresses[known], sizes, self._direction)
-            if code != 0:
-                return [failed(code)] * len(chosen)
-            now = self._places(client, chosen)
-            gone = Result(Status.MISSING, text="it was removed while it was read")
-            return [Result(Status.OK, length) if place[0] == start else gone for place, start in zip(now, starts, strict=True)]
+            now = key_states(client, [self._keys[row] for row in chosen])
+            there = [state.readable and state.start == start for state, start in zip(now, starts, strict=True)]
+            done = Result(Status.OK, length) if code == 0 else failed(code)
+            return [done if still else Result(Status.MISSING, text="it was removed while it was read") for still in there]
 
         for i, result in zip(known, self._calls(work, len(known), self._until), strict=True):
             results[i] = result
         return results
 
     def end(self) -> None:
-        keys = [self._keys[row] for row in self._starts]
+        token, self._token = self._token, None
         self._starts.clear()
-        if keys:
-            self._calls(lambda client: _end_lease(client, keys), len(keys), time.monotonic() + LONGEST_WRITE_S)
+        if token is not None:
+            self._calls(lambda client: self._give(client, token), 0, time.monotonic() + CLEAN_UP_S)
 
-
-def _end_lease(client: Client, keys: Sequence[str]) -> list[Result]:
-    client.batch_remove_lease(keys)
-    return [Result(Status.OK)] * len(keys)
+    def _give(self, client: Client, token: int) -> list[Result]:
+        self._leases.give(client, token)
+        return []

@@ -35,12 +35,19 @@ from kvpool.stores.memcache.leases import Leases
 from kvpool.stores.memcache.library import Client, KeyInfo
 from kvpool.stores.memcache.metrics import MetaHttp
 from kvpool.stores.memcache.ranged import MemcacheReader, MemcacheWriter
+from kvpool.stores.memcache.room import Room
+from kvpool.stores.memcache.states import PLAIN
 from kvpool.stores.native import Transfer
 from kvpool.stores.opaque import BUSY, FATAL_CLOSED, Limits, OpaqueStore, take
 
 logger = logging.getLogger(__name__)
 
 PROBE_KEY = "v1:kvpool-health"
+LOOKS_ONLY = Result(Status.FATAL, text="this client only looks up: it was opened for the scheduler or for a tool")
+TOO_MUCH = Result(Status.NO_SPACE, text="the batch is too large for the pool: it would push out its own beginning")
+ROOM_S = 1.0
+"""How long a put waits for the pool to make room: it evicts in the background, once it is nearly full."""
+PUT_LEASE_S = 30.0
 SSD = 2  # a medium of the library
 
 
@@ -70,6 +77,7 @@ class MemcacheStore(OpaqueStore):
         self._connect_s = connect_s
         self._client: Client | None = None
         self._http = MetaHttp(metrics_url) if metrics_url else None
+        self._room = Room(self._http)
         self._leases = Leases()
         self._half_written = HalfWritten()
         self._bound = threading.local()
@@ -78,7 +86,7 @@ class MemcacheStore(OpaqueStore):
             ranged=moves,
             listable=self._http is not None,
             device_memory=context.device == "npu",
-            leases=moves,
+            leases=True,
             host_bound=options.protocol == "host_shm",
             max_key_len=255,
         )
@@ -128,13 +136,11 @@ class MemcacheStore(OpaqueStore):
         client, names = self._library(), texts(keys)
         found = client.batch_is_exist(names)
         there = [name for name, code in zip(names, found, strict=True) if code == 1]
-        infos = iter(client.batch_get_key_info(there, 0) if there else [])
+        infos = iter(client.batch_get_key_info(there, PLAIN) if there else [])
         return [_answer(next(infos)) if code == 1 else (MISS if code == 0 else UNKNOWN) for code in found]
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
         lookups, until = self._lookups, time.monotonic() + seconds
-        if not self.capabilities.leases:
-            return super().lease(keys, seconds)
         if lookups is None or not keys:
             return Lease(keys, [UNKNOWN] * len(keys), until)
         try:
@@ -147,7 +153,7 @@ class MemcacheStore(OpaqueStore):
         client, names = self._library(), texts(keys)
         token, found = self._leases.take(client, names, seconds)
         held = [name for name, code in zip(names, found, strict=True) if code == 0]
-        infos = iter(client.batch_get_key_info(held, 0) if held else [])
+        infos = iter(client.batch_get_key_info(held, PLAIN) if held else [])
         absent = {codes.NO_SUCH_KEY: MISS, codes.BEING_WRITTEN: MISS}
         return token, [_answer(next(infos)) if code == 0 else absent.get(code, UNKNOWN) for code in found]
 
@@ -160,18 +166,37 @@ class MemcacheStore(OpaqueStore):
 
     # transfers
 
+    def _in_parts(self, batch: Batch, until: float, work: Callable[[Batch], list[Result]]) -> list[Result]:
+        if not self._wish.data:
+            return [LOOKS_ONLY] * len(batch.keys)
+        fits = self._room.objects(batch.object_nbytes) if work == self._store else len(batch.keys)
+        results = super()._in_parts(take(batch, range(min(fits, len(batch.keys)))), until, work)
+        return results + [TOO_MUCH] * (len(batch.keys) - len(results))
+
     def _store(self, batch: Batch) -> list[Result]:
-        """As everywhere; and a key whose writer died is given free and put once more."""
-        results = super()._store(batch)
-        busy = {name: row for row, name in enumerate(texts(batch.keys)) if results[row] is BUSY}
-        if busy:
-            again = [busy[name] for name in self._half_written.free(self._library(), list(busy))]
-            if again:
-                for row, result in zip(again, super()._store(take(batch, again)), strict=True):
-                    results[row] = result
+        """As everywhere. What is there already is leased meanwhile, so that the rest does not push it out (BC-080); and a key whose
+        writer died is given free and put once more."""
+        token, _ = self._leases.take(self._library(), texts(batch.keys), PUT_LEASE_S)
+        try:
+            results = super()._store(batch)
+            busy = {name: row for row, name in enumerate(texts(batch.keys)) if results[row] is BUSY}
+            again = [busy[name] for name in self._half_written.free(self._library(), list(busy))] if busy else []
+            for row, result in zip(again, super()._store(take(batch, again)) if again else [], strict=True):
+                results[row] = result
+        finally:
+            self._leases.give(self._library(), token)
         return results
 
     def _put(self, batch: Batch) -> list[Result]:
+        end = time.monotonic() + ROOM_S
+        results = self._put_once(batch)
+        while time.monotonic() < end and (full := [row for row, r in enumerate(results) if r.status is Status.NO_SPACE]):
+            time.sleep(0.01)
+            for row, result in zip(full, self._put_once(take(batch, full)), strict=True):
+                results[row] = result
+        return results
+
+    def _put_once(self, batch: Batch) -> list[Result]:
         lengths: list[int] = batch.sizes.tolist()
         found = self._library().batch_put_from_layers(
             texts(batch.keys), batch.addresses.tolist(), [lengths] * len(batch.keys), self._directions.put
@@ -195,12 +220,14 @@ class MemcacheStore(OpaqueStore):
             raise ValueError(f"an object must have at least one byte, not {nbytes}")
         if not self._possible(keys):
             raise ValueError(f"keys have 1 to {self.capabilities.max_key_len} bytes")
+        if not self._wish.data:
+            raise ValueError(LOOKS_ONLY.text)
         writer = MemcacheWriter(self._session, self._directions, texts(keys), nbytes, deadline_s)
         writer.begin()
         return writer
 
     def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
-        reader = MemcacheReader(self._session, self._directions, texts(keys), deadline_s)
+        reader = MemcacheReader(self._session, self._directions, self._leases, texts(keys), deadline_s)
         reader.begin()
         return reader
 
@@ -234,10 +261,10 @@ class MemcacheStore(OpaqueStore):
         return sum(result.status is Status.OK for result in results)
 
     def _stats(self) -> StoreStats:
-        usage = self._http.usage() if self._http is not None else None
-        if usage is None:
+        if self._http is None:
             return StoreStats(leases=self._leases.count())
-        return StoreStats(usage.capacity, usage.used, usage.objects, leases=self._leases.count())
+        usage = self._http.usage()
+        return StoreStats(usage.capacity, usage.used, leases=self._leases.count())
 
     def _health(self) -> Health:
         code = self._library().batch_is_exist([PROBE_KEY])[0]
