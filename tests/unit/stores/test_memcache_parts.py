@@ -36,7 +36,7 @@ class FakeLibrary:
     def batch_add_lease(self, keys, leaseTtlMs=0):
         found = {"stored": 0, "writing": codes.BEING_WRITTEN, None: codes.NO_SUCH_KEY}
         answers = [found[self.states.get(key)] for key in keys]
-        self.leased += [key for key, code in zip(keys, answers, strict=True) if code == 0 and key not in self.leased]
+        self.leased += [key for key, code in zip(keys, answers, strict=True) if code == 0]
         return answers
 
     def batch_remove_lease(self, keys):
@@ -259,6 +259,7 @@ def test_bc_086_two_leases_on_one_object_end_one_by_one():
     first, _ = leases.take(fake, ["a", "none"], 60.0)
     second, found = leases.take(fake, ["a"], 60.0)
     assert found == [0]
+    leases.give(fake, first)
     leases.give(fake, first)
     assert fake.leased == ["a"]
     leases.give(fake, second)
