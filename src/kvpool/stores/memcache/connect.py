@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -12,9 +13,12 @@ from urllib.parse import urlsplit
 
 from kvpool.options.memcache_conf import LocalConf
 from kvpool.stores.memcache.library import Client, load
+from kvpool.stores.memcache.signals import kept_handlers
 from kvpool.stores.native import Call
 
 CONFIG_VARIABLE = "MMC_LOCAL_CONFIG_PATH"
+CLOSE_S = 6.0
+"""The library takes up to four seconds to close, and minutes when the MetaService is gone: then it goes on in the background."""
 _PROBE_S = 0.5
 
 
@@ -36,6 +40,7 @@ class _Shared:
 _lock = threading.Lock()
 _shared: _Shared | None = None
 _starting: Call[Client] | None = None
+_closing: Call[object] | None = None
 _loaded_with: str | None = None
 
 
@@ -52,20 +57,25 @@ def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
         module = _load(options, wish)
         for url in (options.meta_service_url, options.config_store_url):
             _probe(url, end)
+        if _closing is not None and not _closing.wait(end - time.monotonic()):
+            raise OSError("MemCache: an earlier client of this process is still being closed; try again later")
         _shared = _Shared(_start(module, wish, end, deadline_s), wish)
         return _shared.client
 
 
 def release(client: Client) -> None:
     """Close the client with its last user. Nobody calls it then."""
-    global _shared
+    global _shared, _closing
     with _lock:
         if _shared is None or _shared.client is not client:
             return
         _shared.users -= 1
-        if _shared.users == 0:
-            _shared = None
-            client.close()
+        if _shared.users > 0:
+            return
+        _shared = None
+        _closing = closing = Call(client.close, math.inf)
+    threading.Thread(target=closing.run, name="kvpool-memcache-close", daemon=True).start()
+    closing.wait(CLOSE_S)
 
 
 def _check_same(there: Wish, wanted: Wish) -> None:
@@ -117,7 +127,8 @@ def _start(module: Any, wish: Wish, end: float, deadline_s: float) -> Client:
 
 
 def _init(module: Any, wish: Wish, given_up: threading.Event) -> Client:
-    client: Client = module.DistributedObjectStore()
+    with kept_handlers():
+        client: Client = module.DistributedObjectStore()
     code = client.init(wish.device_id, init_bm=wish.data)
     if code != 0:
         client.close()
