@@ -101,6 +101,23 @@ def test_a_meta_service_that_listens_but_does_not_answer_at_open(pool: MemcacheP
     assert worker.ask("put", keys=["later"]) == ["ok"]
 
 
+def test_a_process_can_end_whatever_the_meta_service_does(pool: MemcachePool):
+    """By itself the library crashes a process that did not close it, and hangs one whose MetaService does not answer."""
+    well, stopped, gone = pool.client(), pool.client(), pool.client()
+    assert well.end(10.0) == 0
+    os.kill(pool.pid("meta-service"), signal.SIGSTOP)
+    stopped.end(12.0)
+    os.kill(pool.pid("meta-service"), signal.SIGKILL)
+    gone.end(12.0)
+
+
+def test_handlers_of_signals_stay_whose_they_are(pool: MemcachePool):
+    worker = pool.client()
+    worker.signal(signal.SIGINT)  # Python's: KeyboardInterrupt
+    worker.process.wait(10)
+    assert any("KeyboardInterrupt" in line for line in worker.said)
+
+
 def test_a_killed_owner_takes_its_objects_with_it_and_nothing_else(pool: MemcachePool):
     worker, keys = pool.client(), names("owned", 8)
     assert worker.ask("put", keys=keys) == ["ok"] * 8

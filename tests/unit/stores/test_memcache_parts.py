@@ -22,6 +22,13 @@ from kvpool.stores.memcache.ranged import MemcacheReader, MemcacheWriter
 LOCAL = "ock.mmc.local_service"
 
 
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch):
+    monkeypatch.setenv("MMC_LOCAL_CONFIG_PATH", "")
+    monkeypatch.setattr(connect, "_loaded_with", None)
+    monkeypatch.setattr(connect, "at_exit", lambda open_client: None)
+
+
 class FakeLibrary:
     """Keys with a state; it shares the traps of the real one: a living object's address, and a blocked key that can be published."""
 
@@ -302,6 +309,7 @@ class SlowModule:
 
     def __init__(self, seconds: float, code: int = 0) -> None:
         self.seconds, self.code, self.closed = seconds, code, threading.Event()
+        self.silent = False
 
     def DistributedObjectStore(self):  # noqa: N802 - the library's name
         return self
@@ -309,6 +317,11 @@ class SlowModule:
     def init(self, device_id, init_bm=True):
         time.sleep(self.seconds)
         return self.code
+
+    def batch_is_exist(self, keys):
+        if self.silent:
+            time.sleep(3)
+        return [0] * len(keys)
 
     def close(self):
         self.closed.set()
@@ -341,7 +354,24 @@ def test_bc_095_a_start_that_fails_says_with_which_file_and_code(monkeypatch):
         port = server.getsockname()[1]
         with pytest.raises(OSError, match=r"does not start with mmc-local.conf: code -1"):
             store_at(port, connect_s=5.0).open()
-    assert module.closed.is_set()
+
+
+def test_a_client_whose_meta_service_is_silent_is_not_closed_but_taken_over(monkeypatch):
+    """Closing it would stop every thread of this process for minutes."""
+    module = SlowModule(0.0)
+    monkeypatch.setattr(connect, "load", lambda ssd: module)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store = store_at(server.getsockname()[1], connect_s=5.0)
+        store.open()
+        module.silent = True
+        began = time.monotonic()
+        store.close()
+        assert time.monotonic() - began < 2
+        assert not module.closed.is_set()
+        module.silent = False
+        store.open()
+        store.close()
+        assert module.closed.is_set()
 
 
 def test_an_old_library_is_refused_with_ssd_only(monkeypatch):

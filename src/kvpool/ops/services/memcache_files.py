@@ -47,6 +47,7 @@ def _local(where: Addresses, protocol: str, dram: int, largest: int) -> dict[str
         f"{LOCAL}.protocol": protocol,
         f"{LOCAL}.dram.size": _size(dram),
         f"{LOCAL}.max.dram.size": _size(largest),
+        "ock.mmc.client.timeout.seconds": "10",  # of a call whose answer does not come; the default is 60
         "ock.mmc.log_level": "error",
     }
 

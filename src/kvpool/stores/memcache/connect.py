@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import threading
@@ -12,13 +11,12 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from kvpool.options.memcache_conf import LocalConf
+from kvpool.stores.memcache.closing import answers, at_exit, close_if_well
 from kvpool.stores.memcache.library import Client, load
 from kvpool.stores.memcache.signals import kept_handlers
 from kvpool.stores.native import Call
 
 CONFIG_VARIABLE = "MMC_LOCAL_CONFIG_PATH"
-CLOSE_S = 6.0
-"""The library takes up to four seconds to close, and minutes when the MetaService is gone: then it goes on in the background."""
 _PROBE_S = 0.5
 
 
@@ -32,6 +30,8 @@ class Wish(NamedTuple):
 
 @dataclass
 class _Shared:
+    """``users`` is 0 for a client that could not be closed: the next store takes it over."""
+
     client: Client
     wish: Wish
     users: int = 1
@@ -40,7 +40,6 @@ class _Shared:
 _lock = threading.Lock()
 _shared: _Shared | None = None
 _starting: Call[Client] | None = None
-_closing: Call[object] | None = None
 _loaded_with: str | None = None
 
 
@@ -52,30 +51,31 @@ def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
     with _lock:
         if _shared is not None:
             _check_same(_shared.wish, wish)
-            _shared.users += 1
-            return _shared.client
-        module = _load(options, wish)
-        for url in (options.meta_service_url, options.config_store_url):
-            _probe(url, end)
-        if _closing is not None and not _closing.wait(end - time.monotonic()):
-            raise OSError("MemCache: an earlier client of this process is still being closed; try again later")
-        _shared = _Shared(_start(module, wish, end, deadline_s), wish)
+        if _shared is None or _shared.users == 0:
+            module = _load(options, wish)
+            for url in (options.meta_service_url, options.config_store_url):
+                _probe(url, end)
+        if _shared is None:
+            _shared = _Shared(_start(module, wish, end, deadline_s), wish, users=0)
+        elif _shared.users == 0:
+            _wait_until_it_answers(_shared.client, end, deadline_s)
+        _shared.users += 1
         return _shared.client
 
 
 def release(client: Client) -> None:
     """Close the client with its last user. Nobody calls it then."""
-    global _shared, _closing
+    global _shared
     with _lock:
         if _shared is None or _shared.client is not client:
             return
         _shared.users -= 1
-        if _shared.users > 0:
-            return
-        _shared = None
-        _closing = closing = Call(client.close, math.inf)
-    threading.Thread(target=closing.run, name="kvpool-memcache-close", daemon=True).start()
-    closing.wait(CLOSE_S)
+        if _shared.users == 0 and close_if_well(client):
+            _shared = None
+
+
+def _open_client() -> Client | None:
+    return None if _shared is None else _shared.client
 
 
 def _check_same(there: Wish, wanted: Wish) -> None:
@@ -92,6 +92,8 @@ def _load(options: LocalConf, wish: Wish) -> Any:
         raise OSError(f"this process has loaded MemCache with {_loaded_with}: it cannot use {wish.conf_path}")
     os.environ[CONFIG_VARIABLE] = wish.conf_path
     module = load(options.storage_enabled)
+    if _loaded_with is None:
+        at_exit(_open_client)
     _loaded_with = wish.conf_path
     return module
 
@@ -108,6 +110,14 @@ def _probe(url: str, end: float) -> None:
             problem = error.strerror or str(error)
         if time.monotonic() + _PROBE_S > end:
             raise OSError(f"MemCache: nobody answers at {url} ({problem}): is the MetaService running, and is that its address?")
+        time.sleep(0.1)
+
+
+def _wait_until_it_answers(client: Client, end: float, deadline_s: float) -> None:
+    """A client that lost its MetaService finds it again by itself, within seconds."""
+    while not answers(client):
+        if time.monotonic() > end:
+            raise OSError(f"MemCache: the MetaService did not answer within {deadline_s:g} s")
         time.sleep(0.1)
 
 
@@ -131,8 +141,7 @@ def _init(module: Any, wish: Wish, given_up: threading.Event) -> Client:
         client: Client = module.DistributedObjectStore()
     code = client.init(wish.device_id, init_bm=wish.data)
     if code != 0:
-        client.close()
         raise OSError(f"MemCache: the library does not start with {wish.conf_path}: code {code} (it says why on stderr)")
     if given_up.is_set():
-        client.close()
+        close_if_well(client)
     return client

@@ -29,6 +29,7 @@ from kvpool.stores.base import (
 )
 from kvpool.stores.context import StoreContext
 from kvpool.stores.memcache import codes, connect
+from kvpool.stores.memcache.closing import PROBE_KEY
 from kvpool.stores.memcache.directions import directions
 from kvpool.stores.memcache.half_written import HalfWritten
 from kvpool.stores.memcache.leases import Leases
@@ -42,7 +43,6 @@ from kvpool.stores.opaque import BUSY, FATAL_CLOSED, Limits, OpaqueStore, take
 
 logger = logging.getLogger(__name__)
 
-PROBE_KEY = "v1:kvpool-health"
 LOOKS_ONLY = Result(Status.FATAL, text="this client only looks up: it was opened for the scheduler or for a tool")
 TOO_MUCH = Result(Status.NO_SPACE, text="the batch is too large for the pool: it would push out its own beginning")
 ROOM_S = 1.0
