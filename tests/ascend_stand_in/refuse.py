@@ -5,7 +5,12 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-DRIVER_SIGNS = (Path("/usr/local/Ascend/driver"), Path("/etc/ascend_install.info"), Path("/dev/davinci0"), Path("/dev/davinci_manager"))
+DRIVER_SIGNS = (
+    Path("/usr/local/Ascend/driver"),
+    Path("/etc/ascend_install.info"),
+    Path("/dev/davinci0"),
+    Path("/dev/davinci_manager"),
+)
 META_SERVICE_LOCK = Path("/tmp/mmc_meta_service.lock")
 
 

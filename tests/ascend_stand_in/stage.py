@@ -24,7 +24,9 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         keeper = [sys.executable, "-m", "tests.ascend_stand_in", sys.executable, "-c", _KEEPER]
-        self._keeper = subprocess.Popen(keeper, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._keeper = subprocess.Popen(
+            keeper, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         assert self._keeper.stdout is not None
         answer = self._keeper.stdout.readline().strip()
         if answer != "here":
@@ -33,7 +35,9 @@ class Stage:
         self._namespace = os.readlink(f"/proc/{self._keeper.pid}/ns/mnt")
         assert self._namespace != os.readlink("/proc/self/ns/mnt")
 
-    def start(self, command: Sequence[str], *, extra_env: dict[str, str] | None = None, log: str | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, command: Sequence[str], *, extra_env: dict[str, str] | None = None, log: str | None = None
+    ) -> subprocess.Popen[str]:
         """A process that reads from its stdin and writes to a pipe, or to ``folder/log``."""
         inside = ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", f"--wdns={self.folder}", *command]
         env = {**environment(build()), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **(extra_env or {})}

@@ -16,8 +16,7 @@ from tests.stores.needs import needs_memcache
 LOOKUP_S = 2.0  # Limits.lookup_s
 RECOVERY_S = 15.0
 BACKED_UP_S = 3.0
-"""What was stored this long before the MetaService dies is certainly known to a new one: the owners of the memory keep its books."""
-MB = 1 << 20
+"""What was stored this long before the MetaService dies is known to a new one: the owners of the memory keep its books."""
 
 
 @pytest.fixture
@@ -58,7 +57,8 @@ def test_a_killed_meta_service_loses_nothing(pool: MemcachePool):
     until(lambda: worker.ask("exists", keys=keys), ["hit"] * 16)
     assert worker.ask("get", keys=keys) == ["ok"] * 16
     until(lambda: worker.ask("put", keys=names("after", 4)), ["ok"] * 4)
-    assert pool.client().ask("get", keys=keys) == ["ok"] * 16  # an engine that comes later finds them, too
+    time.sleep(3)  # the library's start hangs in a process that joins before the others are back
+    assert pool.client().ask("get", keys=keys) == ["ok"] * 16
 
 
 def test_a_stopped_meta_service_blocks_nobody_for_longer_than_the_deadlines(pool: MemcachePool):
@@ -111,13 +111,6 @@ def test_a_process_can_end_whatever_the_meta_service_does(pool: MemcachePool):
     gone.end(12.0)
 
 
-def test_handlers_of_signals_stay_whose_they_are(pool: MemcachePool):
-    worker = pool.client()
-    worker.signal(signal.SIGINT)  # Python's: KeyboardInterrupt
-    worker.process.wait(10)
-    assert any("KeyboardInterrupt" in line for line in worker.said)
-
-
 def test_a_killed_owner_takes_its_objects_with_it_and_nothing_else(pool: MemcachePool):
     worker, keys = pool.client(), names("owned", 8)
     assert worker.ask("put", keys=keys) == ["ok"] * 8
@@ -127,54 +120,3 @@ def test_a_killed_owner_takes_its_objects_with_it_and_nothing_else(pool: Memcach
     assert "ok" not in worker.ask("put", keys=names("homeless", 2), wait_s=10.0)
     assert worker.ask("exists", keys=names("homeless", 2)) == ["miss"] * 2
     assert worker.ask("health") is True
-
-
-def test_a_key_of_a_killed_writer_can_be_stored_again(pool: MemcachePool):
-    writer, other = pool.client(), pool.client(patience_s=2.0)
-    assert writer.ask("begin", keys=["half"]) == ["ok"]
-    assert writer.ask("write", keys=["half"], part=0.5) == ["ok"]
-    writer.signal(signal.SIGKILL)
-    assert other.ask("exists", keys=["half"]) == ["miss"]
-    assert other.ask("get", keys=["half"]) == ["missing"]
-    assert other.ask("put", keys=["half"]) == ["busy"]  # the library says it is stored
-    assert other.ask("begin", keys=["half"]) == ["busy"]
-    time.sleep(2.1)
-    assert other.ask("put", keys=["half"]) == ["ok"]
-    assert other.ask("get", keys=["half"]) == ["ok"]
-
-
-def test_the_key_of_a_living_writer_is_left_alone(pool: MemcachePool):
-    writer, other = pool.client(), pool.client(patience_s=30.0)
-    assert writer.ask("begin", keys=["slow"]) == ["ok"]
-    assert other.ask("put", keys=["slow"]) == ["busy"]
-    assert writer.ask("write", keys=["slow"]) == ["ok"]
-    assert writer.ask("commit") == ["ok"]
-    assert other.ask("get", keys=["slow"]) == ["ok"]
-
-
-def test_a_full_pool_makes_room(pool: MemcachePool):
-    worker = pool.client()
-    for turn in range(10):
-        answers = worker.ask("put", keys=names(f"fill{turn}", 8), nbytes=2 * MB)
-        assert answers == ["ok"] * 8, turn
-        assert worker.ask("get", keys=names(f"fill{turn}", 8), nbytes=2 * MB) == ["ok"] * 8
-    stats = worker.ask("stats")
-    assert 0 < stats["used"] <= stats["capacity"] == 64 * MB
-
-
-def test_a_batch_larger_than_the_free_rest_is_stored_all_the_same(pool: MemcachePool):
-    worker = pool.client()
-    worker.ask("put", keys=names("old", 24), nbytes=2 * MB)
-    keys = names("big", 20)
-    assert worker.ask("put", keys=keys, nbytes=2 * MB) == ["ok"] * 20
-    assert worker.ask("get", keys=keys, nbytes=2 * MB) == ["ok"] * 20
-
-
-def test_bc_089_a_client_that_was_stopped_for_a_while_goes_on(pool: MemcachePool):
-    worker = pool.client()
-    assert worker.ask("put", keys=["before"]) == ["ok"]
-    worker.signal(signal.SIGSTOP)
-    time.sleep(4)
-    worker.signal(signal.SIGCONT)
-    assert worker.ask("get", keys=["before"]) == ["ok"]
-    assert worker.ask("put", keys=names("after", 4)) == ["ok"] * 4

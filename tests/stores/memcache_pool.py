@@ -76,6 +76,7 @@ class MemcachePool:
     def __init__(self, folder: Path, dram_mb: int) -> None:
         self.folder = folder
         self.stage = Stage(folder)
+        self.clients: list[Client] = []
         self._dram_mb = dram_mb
         self.start()
 
@@ -103,6 +104,7 @@ class MemcachePool:
         client = Client(self.stage.start([sys.executable, "-m", "tests.stores.memcache_worker", str(self.folder)]))
         answer = client.ask("open", timeout_s=60.0, **opening)
         assert answer == "open", answer
+        self.clients.append(client)
         return client
 
     def close(self) -> None:

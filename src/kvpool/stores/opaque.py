@@ -139,8 +139,8 @@ class OpaqueStore(Store):
     def _look(self, keys: Sequence[bytes]) -> list[Answer]:
         if not self._possible(keys):
             sound = [key for key in keys if self._possible([key])]
-            answers = iter(self._look(sound))
-            return [next(answers) if self._possible([key]) else MISS for key in keys]
+            told = iter(self._look(sound))
+            return [next(told) if self._possible([key]) else MISS for key in keys]
         found: list[Answer] = []
         for first in range(0, len(keys), self.limits.exists_keys):
             part = keys[first : first + self.limits.exists_keys]

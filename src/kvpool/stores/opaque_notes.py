@@ -58,7 +58,7 @@ def write(store: Store, name: bytes, text: str) -> None:
             return
 
 
-def _batch(keys: list[bytes], memory: np.ndarray) -> Batch:  # type: ignore[type-arg]
+def _batch(keys: list[bytes], memory: np.ndarray) -> Batch:
     addresses = memory.ctypes.data + np.arange(len(keys), dtype=np.int64)[:, None] * memory.strides[0]
     return Batch(keys, addresses, np.array([NOTE_BYTES], dtype=np.int64))
 

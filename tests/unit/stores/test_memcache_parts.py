@@ -1,4 +1,4 @@
-"""Parts of the MemCache store that need no library: codes, leases, keys of dead writers, sessions over a library that misbehaves."""
+"""Parts of the MemCache store that need no library: codes, leases, keys of dead writers, sessions on a library that misbehaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nothing_loaded(monkeypatch):
 
 
 class FakeLibrary:
-    """Keys with a state; it shares the traps of the real one: a living object's address, and a blocked key that can be published."""
+    """Keys with a state, and the traps of the real one: a living object's address, and a blocked key that can be published."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}  # writing | stored
@@ -140,7 +140,7 @@ def test_codes_of_puts_and_gets():
 def test_directions_follow_the_memory():
     assert directions("cpu") == (3, 2)
     assert directions("npu") == (0, 1)
-    with pytest.raises(ValueError, match="cuda.*accepted: cpu, npu"):
+    with pytest.raises(ValueError, match=r"cuda.*accepted: cpu, npu"):
         directions("cuda")
 
 
@@ -311,7 +311,7 @@ class SlowModule:
         self.seconds, self.code, self.closed = seconds, code, threading.Event()
         self.silent = False
 
-    def DistributedObjectStore(self):  # noqa: N802 - the library's name
+    def DistributedObjectStore(self):
         return self
 
     def init(self, device_id, init_bm=True):
@@ -332,15 +332,15 @@ def test_a_start_that_takes_too_long_is_given_up_and_undone(monkeypatch):
     monkeypatch.setattr(connect, "load", lambda ssd: module)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(OSError, match="did not start within 0.2 s"):
+        with pytest.raises(OSError, match=r"did not start within 0.2 s"):
             store_at(port, connect_s=0.2).open()
-        with pytest.raises(OSError, match="has not ended yet"):
+        with pytest.raises(OSError, match=r"has not ended yet"):
             store_at(port, connect_s=0.2).open()
         assert module.closed.wait(5)
         time.sleep(0.05)
         store = store_at(port, connect_s=5.0)
         store.open()
-        with pytest.raises(OSError, match="cannot use other.conf at the same time"):
+        with pytest.raises(OSError, match=r"cannot use other.conf at the same time"):
             MemcacheStore(store._options, StoreContext(), "other.conf").open()
         module.closed.clear()
         store.close()
@@ -377,7 +377,7 @@ def test_a_client_whose_meta_service_is_silent_is_not_closed_but_taken_over(monk
 def test_an_old_library_is_refused_with_ssd_only(monkeypatch):
     monkeypatch.setattr(library, "version", lambda name: "1.1.3")
     monkeypatch.setattr(library.importlib, "import_module", lambda name: name)
-    with pytest.raises(OSError, match="memcache-hybrid 1.1.3 has no SSD tier: install 1.2.0 or newer"):
+    with pytest.raises(OSError, match=r"memcache-hybrid 1.1.3 has no SSD tier: install 1.2.0 or newer"):
         library.load(ssd=True)
     assert library.load(ssd=False) == "memcache_hybrid"
     monkeypatch.setattr(library, "version", lambda name: "1.2.0.rc1")

@@ -1,4 +1,4 @@
-"""MemCache on this host: its MetaService and, where a size is given, a process that gives memory to the pool (the separated deployment)."""
+"""MemCache on this host: its MetaService and, where a size is given, a process that gives memory (the separated deployment)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RUN_META = "from memcache_hybrid import MetaService; MetaService.main()"
 
 
 class MemcacheService(Service):
-    """``dram_bytes`` is what a process of its own gives to the pool: engines then give nothing. With 0 there is no such process, and
+    """``dram_bytes`` is what a process of its own gives to the pool; engines then give nothing. With 0 there is no such process:
     every engine gives ``engine_dram_bytes``. ``protocol`` is the library's; ``host_shm`` stays on this host and needs no NPU."""
 
     backend = "memcache"
@@ -35,7 +35,9 @@ class MemcacheService(Service):
         if before is not None and any(alive(process) for process in before.processes):
             raise ValueError(f"{folder} holds a service that runs: stop it first")
         if _lock_is_held():
-            raise OSError(f"a MetaService runs on this host ({META_SERVICE_LOCK} is locked) and there can be only one: use it or stop it")
+            raise OSError(
+                f"a MetaService runs on this host ({META_SERVICE_LOCK} is locked) and there can be only one: use it or stop it"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / READY).unlink(missing_ok=True)
         where = Addresses(*(f"127.0.0.1:{port}" for port in _free_ports(3)))
@@ -57,13 +59,19 @@ class MemcacheService(Service):
     def _spawn_owner(self, folder: Path) -> Running:
         code = str(Path(kvpool.__file__).parents[1])
         path = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH", ""))))
-        command = [sys.executable, "-m", "kvpool.ops.services.memcache_owner", str(folder / "mmc-local-standalone.conf"), str(folder / READY)]
+        command = [
+            sys.executable,
+            "-m",
+            "kvpool.ops.services.memcache_owner",
+            str(folder / "mmc-local-standalone.conf"),
+            str(folder / READY),
+        ]
         return spawn(OWNER, command, folder, {**os.environ, "PYTHONPATH": path})
 
     def _notes(self) -> list[str]:
         if self._dram:
             return ["engines give no memory: the pool outlives them, and a restarted engine finds what it stored"]
-        return [f"each engine gives {self._engine_dram >> 20} MB, and what lies there goes with it (give a size to have it outlive engines)"]
+        return [f"each engine gives {self._engine_dram >> 20} MB, and what lies there goes with it (with a size given, it stays)"]
 
     def stop(self, folder: Path, deadline_s: float) -> list[str]:
         started = load(folder)

@@ -18,7 +18,7 @@ class Addresses(NamedTuple):
 
 
 def write_files(folder: Path, where: Addresses, protocol: str, owner_dram: int, engine_dram: int) -> dict[str, str]:
-    """Write the files of the MetaService, of engines, and (with ``owner_dram``) of the process that gives memory; sizes in bytes. The
+    """Write the files of the MetaService, of engines, and (with ``owner_dram``) of the owner of the memory. Sizes in bytes. The
     variables that name them."""
     meta, local = folder / "mmc-meta.conf", folder / "mmc-local.conf"
     _write(meta, _meta(where, folder))

@@ -1,4 +1,4 @@
-"""``python -m kvpool.ops.services.memcache_owner CONF READY``: a process that gives memory to a MemCache pool until it is told to end.
+"""``python -m kvpool.ops.services.memcache_owner CONF READY``: gives memory to a MemCache pool until told to end.
 
 It opens the pool as CONF (mmc-local.conf) says, then makes the file READY. SIGTERM or SIGINT ends it."""
 

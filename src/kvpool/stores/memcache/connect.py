@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from types import ModuleType
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from kvpool.options.memcache_conf import LocalConf
@@ -80,12 +81,14 @@ def _open_client() -> Client | None:
 
 def _check_same(there: Wish, wanted: Wish) -> None:
     if wanted.conf_path != there.conf_path:
-        raise OSError(f"this process is connected to MemCache by {there.conf_path}: it cannot use {wanted.conf_path} at the same time")
+        raise OSError(
+            f"this process is connected to MemCache by {there.conf_path}: it cannot use {wanted.conf_path} at the same time"
+        )
     if wanted.data and not there.data:
         raise OSError("this process has opened MemCache for lookups only: open the store that moves objects first")
 
 
-def _load(options: LocalConf, wish: Wish) -> Any:
+def _load(options: LocalConf, wish: Wish) -> ModuleType:
     """The library takes its file from a variable, which it reads once: when it is loaded."""
     global _loaded_with
     if _loaded_with not in (None, wish.conf_path):
@@ -121,7 +124,7 @@ def _wait_until_it_answers(client: Client, end: float, deadline_s: float) -> Non
         time.sleep(0.1)
 
 
-def _start(module: Any, wish: Wish, end: float, deadline_s: float) -> Client:
+def _start(module: ModuleType, wish: Wish, end: float, deadline_s: float) -> Client:
     """Init on a thread of its own: it cannot be interrupted."""
     global _starting
     if _starting is not None and not _starting.done():
@@ -132,11 +135,12 @@ def _start(module: Any, wish: Wish, end: float, deadline_s: float) -> Client:
     threading.Thread(target=call.run, name="kvpool-memcache-init", daemon=True).start()
     if not call.wait(end - time.monotonic()):
         given_up.set()
-        raise OSError(f"MemCache: the library did not start within {deadline_s:g} s (it says why on stderr)")
+        hint = "a process that joins moments after its MetaService was restarted has to be started again"
+        raise OSError(f"MemCache: the library did not start within {deadline_s:g} s ({hint})")
     return call.value()
 
 
-def _init(module: Any, wish: Wish, given_up: threading.Event) -> Client:
+def _init(module: ModuleType, wish: Wish, given_up: threading.Event) -> Client:
     with kept_handlers():
         client: Client = module.DistributedObjectStore()
     code = client.init(wish.device_id, init_bm=wish.data)

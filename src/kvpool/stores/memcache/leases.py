@@ -1,4 +1,4 @@
-"""Leases of this process. The library counts them per object and lets each be ended, but one that has run out cannot be: it protects
+"""Leases of this process. The library counts them per object and lets each be ended, but not one that has run out: that protects
 its object for some ten seconds more. So the library is asked for longer ones, and they are ended here."""
 
 from __future__ import annotations

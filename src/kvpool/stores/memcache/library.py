@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 INSTALL = "pip install memfabric-hybrid memcache-hybrid, in this order"
 OLDEST_WITH_SSD = (1, 2, 0)
@@ -27,7 +28,7 @@ class Client(Protocol):
 
     def init(self, device_id: int, init_bm: bool = True) -> int: ...
 
-    def close(self) -> Any: ...
+    def close(self) -> int: ...
 
     def register_buffer(self, address: int, nbytes: int) -> int: ...
 
@@ -47,9 +48,7 @@ class Client(Protocol):
 
     def batch_alloc(self, keys: Sequence[str], sizes: Sequence[int], media: int = 1, leaseTtlMs: int = 0) -> list[int]: ...
 
-    def batch_copy_layers(
-        self, gva_ptrs: list[int], buffer_ptrs: list[list[int]], sizes: list[list[int]], direct: int
-    ) -> int: ...
+    def batch_copy_layers(self, gva_ptrs: list[int], buffer_ptrs: list[list[int]], sizes: list[list[int]], direct: int) -> int: ...
 
     def batch_write_finish(self, keys: Sequence[str], res: Sequence[int]) -> list[int]: ...
 
@@ -58,7 +57,7 @@ class Client(Protocol):
     def batch_remove_lease(self, keys: Sequence[str]) -> int: ...
 
 
-def load(ssd: bool) -> Any:
+def load(ssd: bool) -> ModuleType:
     """The module; OSError with what to install where it is missing, too old for SSD, or cannot be loaded."""
     try:
         found = version("memcache-hybrid")

@@ -19,8 +19,8 @@ CLEAN_UP_S = 30.0
 
 
 class Calls(Protocol):
-    """How sessions reach the library: on a native thread, one result per row whatever happens; returns when the library is done with
-    the caller's memory."""
+    """How sessions reach the library: on a native thread, one result per row whatever happens; it returns when the library is done
+    with the caller's memory."""
 
     def __call__(self, work: Callable[[Client], list[Result]], count: int, until: float) -> list[Result]: ...
 
@@ -42,8 +42,8 @@ def copy(client: Client, starts: Sequence[int], addresses: Addresses, sizes: Add
 
 
 class MemcacheWriter(Writer):
-    """See ``Writer``. The pieces of an object may come in any order, but each byte only once. LONGEST_WRITE_S after the begin nothing
-    is written any more: the writer is then taken for dead, and the room may soon be somebody else's."""
+    """See ``Writer``. The pieces of an object may come in any order, but each byte only once. LONGEST_WRITE_S after the begin,
+    nothing is written any more: the writer is then taken for dead, and the room may soon be somebody else's."""
 
     def __init__(self, calls: Calls, directions: Directions, keys: Sequence[str], nbytes: int, deadline_s: float) -> None:
         self._calls, self._direction = calls, directions.put
@@ -92,7 +92,9 @@ class MemcacheWriter(Writer):
         for row in rows:
             del self._starts[row]
         return [
-            put_result(code, self._nbytes) if code != 0 or found == 1 else Result(Status.TRANSIENT, text="it cannot be read after all")
+            put_result(code, self._nbytes)
+            if code != 0 or found == 1
+            else Result(Status.TRANSIENT, text="it cannot be read after all")
             for code, found in zip(codes, there, strict=True)
         ]
 
@@ -100,8 +102,8 @@ class MemcacheWriter(Writer):
         self._drop(list(self._starts))
 
     def _drop(self, rows: Sequence[int]) -> None:
-        """Give the room back by removing the key. Telling the library that the write failed would leave the key blocked, and a later
-        write of it could publish garbage."""
+        """Give the room back by removing the key. Telling the library that the write failed would leave the key blocked, and a
+        later write of it could publish garbage."""
         keys = [self._keys[row] for row in rows if row in self._starts]
         for row in rows:
             self._starts.pop(row, None)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvpool.stores.memcache.library import Client
 
 PLAIN = 0
-"""The flag of batch_get_key_info that only looks. With the other one the library leases what it finds, so that nothing is evicted."""
+"""The flag of batch_get_key_info that only looks. With the other one the library leases what it finds."""
 
 
 class KeyState(NamedTuple):

@@ -1,4 +1,4 @@
-"""The store on MemCache. Its pool is the memory that processes of one or several hosts give; a MetaService knows what lies where."""
+"""The store on MemCache: the memory that processes of one or several hosts give, and a MetaService that knows what lies where."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class MemcacheStore(OpaqueStore):
         if self._context.device == "npu" and not hasattr(self._bound, "device"):
             import torch
 
-            torch.npu.set_device(self._context.device_id)  # type: ignore[attr-defined]
+            torch.npu.set_device(self._context.device_id)
             self._bound.device = self._context.device_id
         return client
 
