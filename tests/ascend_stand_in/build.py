@@ -15,7 +15,7 @@ DRIVER_VERSION = "Innerversion=V100R001C23SPC005B219\n"
 
 
 def build(cache: Path | None = None) -> Path:
-    """The folder that stands for ASCEND_HOME_PATH: the libraries are in ``lib64``, the version file in ``driver``. OSError: no gcc."""
+    """The folder that stands for ASCEND_HOME_PATH: libraries in ``lib64``, a version file in ``driver``. OSError without gcc."""
     home = (cache or _cache()) / f"ascend-stand-in-{_fingerprint()}"
     if home.is_dir():
         return home

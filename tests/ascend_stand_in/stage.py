@@ -35,6 +35,13 @@ class Stage:
         self._namespace = os.readlink(f"/proc/{self._keeper.pid}/ns/mnt")
         assert self._namespace != os.readlink("/proc/self/ns/mnt")
 
+    @property
+    def prefix(self) -> list[str]:
+        """What comes before a command that is to run here."""
+        found = environment(build())
+        variables = [f"{name}={found[name]}" for name in ("ASCEND_HOME_PATH", "LD_LIBRARY_PATH")]
+        return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", f"--wdns={ROOT}", "env", *variables]
+
     def start(
         self, command: Sequence[str], *, extra_env: dict[str, str] | None = None, log: str | None = None
     ) -> subprocess.Popen[str]:
@@ -66,6 +73,9 @@ class Stage:
         return [pid for pid in found if pid != self._keeper.pid]
 
     def close(self) -> None:
+        """Idempotent."""
+        if self._keeper.poll() is not None:
+            return
         end = time.monotonic() + 10
         while (left := self.processes()) and time.monotonic() < end:
             for pid in left:

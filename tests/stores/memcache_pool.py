@@ -16,7 +16,7 @@ from typing import Any
 
 from kvpool.ops.services.base import Started
 from kvpool.ops.services.processes import load
-from tests.ascend_stand_in.stage import Stage
+from tests.ascend_stand_in.staged import StagedMemcacheService
 
 START_S = 60.0
 
@@ -75,16 +75,14 @@ class MemcachePool:
 
     def __init__(self, folder: Path, dram_mb: int) -> None:
         self.folder = folder
-        self.stage = Stage(folder)
         self.clients: list[Client] = []
-        self._dram_mb = dram_mb
-        self.start()
+        self._service = StagedMemcacheService(folder, dram_mb << 20)
+        self.stage = self._service.stage
+        self._service.start(folder, START_S)
 
-    def start(self) -> None:
-        self.stage.python("tests.ascend_stand_in.service", "start", str(self.folder), str(self._dram_mb), timeout_s=START_S)
-
-    def stop(self) -> None:
-        self.stage.python("tests.ascend_stand_in.service", "stop", str(self.folder), timeout_s=START_S)
+    def stop(self) -> list[str]:
+        """The names of what had to be killed."""
+        return self._service.stop(self.folder, START_S)
 
     def started(self) -> Started:
         started = load(self.folder)

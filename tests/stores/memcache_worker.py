@@ -5,6 +5,7 @@ With a second argument ``conformance`` it runs the suite instead and prints one 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpool.options.memcache_conf import read_local_conf, read_meta_conf
+from kvpool.options.memcache_conf import read_local_conf
 from kvpool.stores.base import Batch, Hit, Writer
 from kvpool.stores.conformance import Outcome, run_conformance
 from kvpool.stores.context import Role, StoreContext
@@ -22,8 +23,8 @@ from kvpool.stores.memcache import MemcacheStore
 def make_store(folder: Path, role: Role = "worker", connect_s: float = 20.0) -> MemcacheStore:
     conf = folder / "mmc-local.conf"
     options = read_local_conf(conf.read_text(), str(conf)).options
-    metrics = read_meta_conf((folder / "mmc-meta.conf").read_text(), "mmc-meta.conf").options.metrics_url
-    return MemcacheStore(options, StoreContext(role=role), str(conf), metrics_url=metrics, connect_s=connect_s)
+    os.environ["MMC_META_CONFIG_PATH"] = str(folder / "mmc-meta.conf")
+    return MemcacheStore(options, StoreContext(role=role), str(conf), connect_s=connect_s)
 
 
 def content(key: str, nbytes: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from kvpool.stores.memcache import MemcacheStore, codes, connect, half_written, 
 from kvpool.stores.memcache.directions import directions
 from kvpool.stores.memcache.half_written import HalfWritten
 from kvpool.stores.memcache.leases import Leases
+from kvpool.stores.memcache.metrics import metrics_url
 from kvpool.stores.memcache.ranged import MemcacheReader, MemcacheWriter
 
 LOCAL = "ock.mmc.local_service"
@@ -372,6 +373,20 @@ def test_a_client_whose_meta_service_is_silent_is_not_closed_but_taken_over(monk
         store.open()
         store.close()
         assert module.closed.is_set()
+
+
+def test_the_meta_service_is_asked_where_its_file_says(tmp_path):
+    conf = tmp_path / "mmc-meta.conf"
+    lines = "ock.mmc.meta_service_url = tcp://h:5000\nock.mmc.meta_service.config_store_url = tcp://h:6000\n"
+    conf.write_text(lines + "ock.mmc.meta_service.metrics_url = http://h:8000\n")
+    env = {"MMC_META_CONFIG_PATH": str(conf)}
+    assert metrics_url(env, "tcp://h:5000") == "http://h:8000"
+    assert metrics_url(env, "tcp://other:5000") is None
+    assert metrics_url({}, "tcp://h:5000") is None
+    conf.write_text(lines + "ock.mmc.meta_service.metrics_url = https://h:8000\n")
+    assert metrics_url(env, "tcp://h:5000") is None
+    conf.unlink()
+    assert metrics_url(env, "tcp://h:5000") is None
 
 
 def test_an_old_library_is_refused_with_ssd_only(monkeypatch):

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from kvpool.options.configfile import read_text
+from kvpool.options.errors import OptionError
+from kvpool.options.memcache_conf import read_meta_conf
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
 MOST_BYTES = 256 << 20
@@ -16,6 +24,21 @@ class Usage(NamedTuple):
 
     capacity: int
     used: int
+
+
+def metrics_url(env: Mapping[str, str], meta_service_url: str) -> str | None:
+    """Where the MetaService tells about itself, by the file that MMC_META_CONFIG_PATH names. None where there is no such file here, or
+    it is of another MetaService, or has another scheme than http."""
+    path = env.get("MMC_META_CONFIG_PATH")
+    if not path:
+        return None
+    try:
+        options = read_meta_conf(read_text(path, "MMC_META_CONFIG_PATH"), path).options
+    except OptionError as error:
+        logger.warning("kvpool: %s: MemCache cannot tell how full it is", error)
+        return None
+    url = options.metrics_url
+    return url if options.meta_service_url == meta_service_url and url and url.startswith("http://") else None
 
 
 class MetaHttp:

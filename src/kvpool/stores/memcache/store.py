@@ -34,7 +34,7 @@ from kvpool.stores.memcache.directions import directions
 from kvpool.stores.memcache.half_written import HalfWritten
 from kvpool.stores.memcache.leases import Leases
 from kvpool.stores.memcache.library import Client, KeyInfo
-from kvpool.stores.memcache.metrics import MetaHttp
+from kvpool.stores.memcache.metrics import MetaHttp, metrics_url
 from kvpool.stores.memcache.ranged import MemcacheReader, MemcacheWriter
 from kvpool.stores.memcache.room import Room
 from kvpool.stores.memcache.states import PLAIN
@@ -52,8 +52,8 @@ SSD = 2  # a medium of the library
 
 
 class MemcacheStore(OpaqueStore):
-    """``metrics_url`` is that of mmc-meta.conf: with it the store can tell how full the pool is, list and clear. A ``scheduler`` or
-    ``tool`` only looks up, lists and removes."""
+    """``http_url`` is metrics_url of mmc-meta.conf, by default that of MMC_META_CONFIG_PATH: with it the store can tell how full the
+    pool is, list and clear. A ``scheduler`` or ``tool`` only looks up, lists and removes."""
 
     name = "memcache"
     limits = Limits(batch_keys=256, batch_bytes=64 << 20)
@@ -64,7 +64,7 @@ class MemcacheStore(OpaqueStore):
         context: StoreContext,
         conf_path: str,
         *,
-        metrics_url: str | None = None,
+        http_url: str | None = None,
         qos_priority: int | None = None,
         connect_s: float = 30.0,
     ) -> None:
@@ -76,7 +76,8 @@ class MemcacheStore(OpaqueStore):
         self._qos = qos_priority
         self._connect_s = connect_s
         self._client: Client | None = None
-        self._http = MetaHttp(metrics_url) if metrics_url else None
+        http_url = http_url or metrics_url(os.environ, options.meta_service_url)
+        self._http = MetaHttp(http_url) if http_url else None
         self._room = Room(self._http)
         self._leases = Leases()
         self._half_written = HalfWritten()
