@@ -99,9 +99,14 @@ class MemcachePool:
 
     def client(self, **opening: Any) -> Client:
         """A worker whose store is open."""
-        client = Client(self.stage.start([sys.executable, "-m", "tests.stores.memcache_worker", str(self.folder)]))
+        client = self.worker()
         answer = client.ask("open", timeout_s=60.0, **opening)
         assert answer == "open", answer
+        return client
+
+    def worker(self) -> Client:
+        """A worker whose store is not open yet."""
+        client = Client(self.stage.start([sys.executable, "-m", "tests.stores.memcache_worker", str(self.folder)]))
         self.clients.append(client)
         return client
 

@@ -58,7 +58,7 @@ def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
                 _probe(url, end)
         if _shared is None:
             _shared = _Shared(_start(module, wish, end, deadline_s), wish, users=0)
-        elif _shared.users == 0:
+        if _shared.users == 0:
             _wait_until_it_answers(_shared.client, end, deadline_s)
         _shared.users += 1
         return _shared.client
@@ -117,7 +117,7 @@ def _probe(url: str, end: float) -> None:
 
 
 def _wait_until_it_answers(client: Client, end: float, deadline_s: float) -> None:
-    """A client that lost its MetaService finds it again by itself, within seconds."""
+    """Its threads take a moment to start; one that lost its MetaService finds it again by itself, within seconds."""
     while not answers(client):
         if time.monotonic() > end:
             raise OSError(f"MemCache: the MetaService did not answer within {deadline_s:g} s")
@@ -135,7 +135,7 @@ def _start(module: ModuleType, wish: Wish, end: float, deadline_s: float) -> Cli
     threading.Thread(target=call.run, name="kvpool-memcache-init", daemon=True).start()
     if not call.wait(end - time.monotonic()):
         given_up.set()
-        hint = "a process that joins moments after its MetaService was restarted has to be started again"
+        hint = "was the MetaService restarted? then start this process again, or the whole pool"
         raise OSError(f"MemCache: the library did not start within {deadline_s:g} s ({hint})")
     return call.value()
 

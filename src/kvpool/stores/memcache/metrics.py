@@ -27,8 +27,8 @@ class Usage(NamedTuple):
 
 
 def metrics_url(env: Mapping[str, str], meta_service_url: str) -> str | None:
-    """Where the MetaService tells about itself, by the file that MMC_META_CONFIG_PATH names. None where there is no such file here, or
-    it is of another MetaService, or has another scheme than http."""
+    """Where the MetaService tells about itself, by the file that MMC_META_CONFIG_PATH names. None where there is no such file here,
+    or it is of another MetaService, or has another scheme than http."""
     path = env.get("MMC_META_CONFIG_PATH")
     if not path:
         return None

@@ -52,8 +52,8 @@ SSD = 2  # a medium of the library
 
 
 class MemcacheStore(OpaqueStore):
-    """``http_url`` is metrics_url of mmc-meta.conf, by default that of MMC_META_CONFIG_PATH: with it the store can tell how full the
-    pool is, list and clear. A ``scheduler`` or ``tool`` only looks up, lists and removes."""
+    """``http_url`` is metrics_url of mmc-meta.conf, by default that of MMC_META_CONFIG_PATH: with it the store can tell how full
+    the pool is, list and clear. A ``scheduler`` or ``tool`` only looks up, lists and removes."""
 
     name = "memcache"
     limits = Limits(batch_keys=256, batch_bytes=64 << 20)
@@ -177,7 +177,8 @@ class MemcacheStore(OpaqueStore):
     def _store(self, batch: Batch) -> list[Result]:
         """As everywhere. What is there already is leased meanwhile, so that the rest does not push it out (BC-080); and a key whose
         writer died is given free and put once more."""
-        token, _ = self._leases.take(self._library(), texts(batch.keys), PUT_LEASE_S)
+        there = [key for key, answer in zip(batch.keys, self._look(batch.keys), strict=True) if isinstance(answer, Hit)]
+        token = self._leases.take(self._library(), texts(there), PUT_LEASE_S)[0] if there else None
         try:
             results = super()._store(batch)
             busy = {name: row for row, name in enumerate(texts(batch.keys)) if results[row] is BUSY}
@@ -185,7 +186,8 @@ class MemcacheStore(OpaqueStore):
             for row, result in zip(again, super()._store(take(batch, again)) if again else [], strict=True):
                 results[row] = result
         finally:
-            self._leases.give(self._library(), token)
+            if token is not None:
+                self._leases.give(self._library(), token)
         return results
 
     def _put(self, batch: Batch) -> list[Result]:
