@@ -111,6 +111,9 @@ def test_a_meta_service_that_listens_but_does_not_answer_at_open(pool: MemcacheP
     answer = worker.ask("open", connect_s=3.0, timeout_s=20.0)
     assert "did not start within 3 s" in answer
     assert worker.took_s < 5
+    other = pool.worker()
+    assert "did not start" in other.ask("open", connect_s=1.0, timeout_s=20.0)
+    other.end(8.0)  # though its start hangs
     os.kill(pool.pid("meta-service"), signal.SIGCONT)
     until(lambda: worker.ask("open", connect_s=5.0), "open", 30)  # the late start was undone
     assert worker.ask("put", keys=["later"]) == ["ok"]

@@ -41,12 +41,15 @@ def close_if_well(client: Client) -> bool:
     return True
 
 
-def at_exit(open_client: Callable[[], Client | None]) -> None:
-    """Close at the end of the process what is open then; where that cannot be done, see to it that the process ends."""
+def at_exit(open_client: Callable[[], Client | None], starting: Callable[[], bool]) -> None:
+    """Close at the end of the process what is open then; where that cannot be done, or a start hangs, see to it that the process
+    ends."""
 
     def end() -> None:
         client = open_client()
-        if client is None or close_if_well(client):
+        if client is None and not starting():
+            return
+        if client is not None and close_if_well(client):
             return
         logger.warning("kvpool: MemCache cannot be closed without its MetaService; this process ends within %g s", EXIT_S)
         with suppress(ValueError):  # not the main thread

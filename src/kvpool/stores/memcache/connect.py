@@ -96,7 +96,7 @@ def _load(options: LocalConf, wish: Wish) -> ModuleType:
     os.environ[CONFIG_VARIABLE] = wish.conf_path
     module = load(options.storage_enabled)
     if _loaded_with is None:
-        at_exit(_open_client)
+        at_exit(_open_client, lambda: _starting is not None and not _starting.done())
     _loaded_with = wish.conf_path
     return module
 

@@ -14,7 +14,8 @@ MARGIN_S = 15.0
 
 
 class Leases:
-    """``take`` and ``give`` are a pair; what is not given back in time is ended by a later ``take``, or runs out in the library."""
+    """``take`` and ``give`` are a pair; what is not given back in time is ended by the next ``take`` or put, or runs out in the
+    library."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +24,7 @@ class Leases:
 
     def take(self, client: Client, keys: Sequence[str], seconds: float) -> tuple[int, list[int]]:
         """A token, and the library's code for each key: 0 where it is protected now."""
-        self._end_overdue(client)
+        self.end_overdue(client)
         seconds = min(max(seconds, 0.0), LONGEST_S)
         until = time.monotonic() + seconds
         codes = client.batch_add_lease(keys, int((seconds + MARGIN_S) * 1000))
@@ -46,7 +47,8 @@ class Leases:
         with self._lock:
             return sum(1 for _, until in self._held.values() if until >= now)
 
-    def _end_overdue(self, client: Client) -> None:
+    def end_overdue(self, client: Client) -> None:
+        """End those whose time is over; cheap where there are none."""
         now = time.monotonic()
         with self._lock:
             tokens = [token for token, (_, until) in self._held.items() if until < now]

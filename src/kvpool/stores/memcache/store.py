@@ -177,6 +177,7 @@ class MemcacheStore(OpaqueStore):
     def _store(self, batch: Batch) -> list[Result]:
         """As everywhere. What is there already is leased meanwhile, so that the rest does not push it out (BC-080); and a key whose
         writer died is given free and put once more."""
+        self._leases.end_overdue(self._library())
         there = [key for key, answer in zip(batch.keys, self._look(batch.keys), strict=True) if isinstance(answer, Hit)]
         token = self._leases.take(self._library(), texts(there), PUT_LEASE_S)[0] if there else None
         try:
