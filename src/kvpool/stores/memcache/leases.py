@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from kvpool.stores.memcache.library import Client
 
+SHORTEST_S = 1.0
+"""A lease shorter than this is not worth one that lingers for ten seconds: the objects are only looked at."""
 LONGEST_S = 3600.0
 MARGIN_S = 15.0
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 
 from kvpool.stores.memcache.metrics import MetaHttp
 
-LARGEST_SHARE = 0.7
-"""Of the pool for one put. The rest of a larger batch is not stored, since it would push out its own beginning."""
+LARGEST_SHARE = 0.55
+"""Of the pool for one put. The rest of a larger batch is not stored, since it would push out its own beginning: the
+library, which evicts in the background, often goes below its low mark."""
 KNOWN_FOR_S = 10.0
 
 

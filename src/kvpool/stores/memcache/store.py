@@ -32,7 +32,7 @@ from kvpool.stores.memcache import codes, connect
 from kvpool.stores.memcache.closing import PROBE_KEY
 from kvpool.stores.memcache.directions import directions
 from kvpool.stores.memcache.half_written import HalfWritten
-from kvpool.stores.memcache.leases import Leases
+from kvpool.stores.memcache.leases import SHORTEST_S, Leases
 from kvpool.stores.memcache.library import Client, KeyInfo
 from kvpool.stores.memcache.metrics import MetaHttp, metrics_url
 from kvpool.stores.memcache.ranged import MemcacheReader, MemcacheWriter
@@ -141,7 +141,10 @@ class MemcacheStore(OpaqueStore):
         return [_answer(next(infos)) if code == 1 else (MISS if code == 0 else UNKNOWN) for code in found]
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> Lease:
+        """``until`` is now where ``seconds`` are too few for a lease of the library."""
         lookups, until = self._lookups, time.monotonic() + seconds
+        if seconds < SHORTEST_S:
+            return super().lease(keys, 0.0)
         if lookups is None or not keys:
             return Lease(keys, [UNKNOWN] * len(keys), until)
         try:
