@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvpool.ops.services import Service, Started
 from tests.engine.runner import EngineSpec
-from tests.stores.needs import needs_mooncake, needs_yuanrong
+from tests.stores.needs import needs_memcache, needs_mooncake, needs_yuanrong
 
 STORES = ("mooncake", "memcache", "yuanrong")
 DRAM = 256 << 20
@@ -56,8 +56,6 @@ def _service(backend: str, folder: Path) -> tuple[Service, list[str]]:
         from kvpool.ops.services.yuanrong import YuanrongService
 
         return YuanrongService(memory_mb=DRAM >> 20, request_timeout_ms=5000), []  # other tests may keep the machine busy
-    from tests.stores.needs import needs_memcache
-
     needs_memcache()
     from tests.ascend_stand_in.staged import StagedMemcacheService
 

@@ -10,6 +10,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests.ascend_stand_in.refuse import refusal
+
 
 def lacking(reason: str) -> NoReturn:
     if os.environ.get("CI"):
@@ -22,6 +24,21 @@ def needs_mooncake() -> None:
         importlib.import_module("mooncake.store")
     except ImportError as error:
         lacking(f"Mooncake cannot be imported ({error}): pip install -r requirements/stores.txt, then make deps")
+
+
+def needs_memcache() -> None:
+    """MemCache under the stand-in for the Ascend driver."""
+    for package in ("memcache_hybrid", "memfabric_hybrid"):
+        if importlib.util.find_spec(package) is None:
+            lacking(f"MemCache: the package {package} is missing: pip install -r requirements/stores.txt")
+    for tool, package in (("gcc", "gcc libc6-dev"), ("nsenter", "util-linux")):
+        if shutil.which(tool) is None:
+            lacking(f"MemCache: {tool} is missing: install {package} (make deps)")
+    if os.geteuid() != 0:
+        lacking("MemCache: the stand-in for the Ascend driver needs root, for a mount namespace")
+    reason = refusal()
+    if reason is not None:
+        lacking(f"MemCache: {reason}")
 
 
 def needs_yuanrong() -> None:
