@@ -89,9 +89,10 @@ def _live(backend: str) -> Iterator[MakeStore]:
         os.environ.update(started.env)
     file = read_backend_file(name, os.environ, Deployment(device="cpu"))
     assert file is not None, "every store but local has a configuration"
+    context = StoreContext("worker" if backend == "memcache" else "tool")  # a tool of MemCache cannot put
 
     def make_store() -> Store:
-        return build_store(backend, config=file.options, conf_path=file.path, context=StoreContext("tool"))
+        return build_store(backend, config=file.options, conf_path=file.path, context=context)
 
     first = make_store()
     first.open()

@@ -225,7 +225,7 @@ class MemcacheStore(OpaqueStore):
     def begin_write(self, keys: Sequence[bytes], nbytes: int, deadline_s: float) -> Writer:
         if nbytes <= 0:
             raise ValueError(f"an object must have at least one byte, not {nbytes}")
-        if not self._possible(keys):
+        if not all(map(self._possible, keys)):
             raise ValueError(f"keys have 1 to {self.capabilities.max_key_len} bytes")
         if not self._wish.data:
             raise ValueError(LOOKS_ONLY.text)
