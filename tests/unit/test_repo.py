@@ -99,4 +99,4 @@ def test_scripts_are_executable_and_strict(name: str) -> None:
 
 
 def test_continuous_integration_runs_check_and_test() -> None:
-    assert re.findall(r"^make (\S+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE) == ["check", "test"]
+    assert re.findall(r"^make (\S+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE) == ["deps", "check", "test"]

@@ -42,6 +42,16 @@ VARIABLES = (
     Variable(
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", "Mooncake", "Disk use per rank that is reported to the master. Default 2 TB."
     ),
+    Variable(
+        "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES",
+        "Mooncake",
+        "What is gathered before it goes to the disk; kvpool sets 32 MiB where it is unset, for Mooncake's 256 MiB keep small pools off it.",
+    ),
+    Variable("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "Mooncake", "How often the disk tier reports; kvpool sets 1 where unset."),
+    Variable("KVPOOL_MOONCAKE_CLIENT_TTL", "kvpool", "The master's client_ttl in seconds; a client with a disk tier waits for it."),
+    Variable("MC_RPC_TIMEOUT_MS", "Mooncake", "Longest call to the master; kvpool sets 4000 where it is unset."),
+    Variable("MC_RPC_CONNECT_TIMEOUT_MS", "Mooncake", "Longest connect to the master; kvpool sets 2000 where it is unset."),
+    Variable("MC_STORE_CLIENT_SETUP_RETRIES", "Mooncake", "Tries to reach the master at start; kvpool sets 3 where it is unset."),
     Variable("MMC_LOCAL_CONFIG_PATH", "kvpool, MemCache", "Path of mmc-local.conf. Needed by the memcache backend."),
     Variable(
         "MMC_META_CONFIG_PATH",
