@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.cli import config, store
+from kvpool.cli import config, examples, proxy, store, warmup
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A KV-cache pool for vLLM.")
 app.add_typer(config.app, name="config")
 app.add_typer(store.app, name="store")
+app.command("proxy", add_help_option=False, context_settings=proxy.CONTEXT)(proxy.proxy)
+app.command("examples", no_args_is_help=True)(examples.examples)
+app.command("warmup", no_args_is_help=True)(warmup.warmup)
