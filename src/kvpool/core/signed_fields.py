@@ -28,7 +28,7 @@ def sign_fields(secret: bytes, fields: Mapping[str, Any], clock: Callable[[], fl
 def verify_fields(
     secret: bytes, fields: Mapping[str, Any], max_age_s: float = MAX_AGE_S, clock: Callable[[], float] = time.time
 ) -> bool:
-    """Whether the fields carry the signature of somebody with the secret that is no older than ``max_age_s`` (nor from the future)."""
+    """Whether the fields are signed by somebody with the secret, no longer ago than ``max_age_s`` (and not in the future)."""
     tag, issued = fields.get(SIGNATURE), fields.get(ISSUED_AT)
     if not isinstance(tag, str) or not isinstance(issued, int) or isinstance(issued, bool) or abs(clock() - issued) > max_age_s:
         return False

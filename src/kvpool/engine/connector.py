@@ -21,8 +21,8 @@ from kvpool.devices import device_of
 from kvpool.engine.agreement import Agreement
 from kvpool.engine.kv_events import kv_events_for
 from kvpool.engine.messages import PoolHandshake, PoolMetadata, WorkerReport
-from kvpool.engine.opening import open_store
 from kvpool.engine.scheduler_side import SchedulerSide
+from kvpool.engine.opening import open_store
 from kvpool.engine.setup import host_identity, read_setup
 from kvpool.engine.stats import PoolPromMetrics, PoolStats
 from kvpool.engine.worker_side import WorkerSide

@@ -15,9 +15,9 @@ from kvpool.devices import Device, Event
 from kvpool.engine.cache_layout import WorkerLayout, describe_caches, local_rank, rank_name
 from kvpool.engine.log_gate import LogGate
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
-from kvpool.engine.opening import open_store, pool_address, pool_tenant
 from kvpool.engine.runs import GRACE_S, JobRun
 from kvpool.engine.setup import EngineSetup, host_identity
+from kvpool.engine.opening import open_store, pool_address, pool_tenant
 from kvpool.engine.stats import PoolStats, labelled
 from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.engine.transfers import Outcome, Transfers

@@ -35,8 +35,9 @@ class Warmup:
         self._url, self._timeout_s, self._api_key = url, timeout_s, api_key
 
     def run(self, model: str | None, prompts: Sequence[str] | None, requests: int, tokens: int, concurrency: int) -> WarmedUp:
-        """``prompts`` one after another, or ``requests`` prompts of ``tokens`` random tokens. OSError where nobody answers, ValueError
-        where the answer has no model."""
+        """``prompts`` one after another, or ``requests`` prompts of ``tokens`` random tokens.
+
+        OSError where nobody answers, ValueError where no such model is served."""
         name, longest = self._model(model)
         if prompts is not None:
             asked: list[str | list[int]] = list(prompts)
@@ -74,7 +75,7 @@ class Warmup:
             return str(error)
         return None
 
-    def _ask(self, path: str, body: dict[str, Any] | None) -> Any:
+    def _ask(self, path: str, body: dict[str, Any] | None) -> Any:  # noqa: ANN401 - JSON
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self._api_key}"} if self._api_key else {})
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, headers)

@@ -87,7 +87,7 @@ class Admin:
         _, body = await read_json(request, MAX_BODY)
         kind, given = body.get("type"), body.get("instances")
         try:
-            side = Side(kind)
+            side = Side(str(kind))
         except ValueError:
             raise FailureError(400, f'type={shown(kind)}: accepted: "{Side.PREFILL}" or "{Side.DECODE}"') from None
         listed = [given] if isinstance(given, str) else given

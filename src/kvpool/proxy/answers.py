@@ -69,7 +69,7 @@ class ReplyFrames:
 
 
 async def answer_of(reply: Reply, claim: Claim, stream: bool, deadlines: Deadlines, cached: Cached) -> Answer:
-    """What decode answers: the first frame of a stream, or everything. FailureError for errors, with the engine's status and body."""
+    """What decode answers: a stream whose first frame has come, or everything. FailureError with the engine's status and body."""
     if reply.status >= 400:
         raise await reply.refused(deadlines.idle)
     if stream and reply.streams:

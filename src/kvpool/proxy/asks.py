@@ -21,8 +21,8 @@ FORWARDED = ("authorization", "traceparent", "tracestate", "x-vllm-priority")
 
 @dataclass(slots=True)
 class Unit:
-    """One prompt, one answer. ``direct``: what prefill cannot do for it (beam search, log probabilities of the prompt, options that an
-    engine will refuse); it goes to decode alone, as it came. ``index``: of its choice in the answer."""
+    """One prompt, one answer. ``index``: of its choice in the answer. ``direct``: it goes to decode alone, as it came, as
+    prefill cannot help (beam search, log probabilities of the prompt, options that an engine will refuse)."""
 
     body: dict[str, Any]
     index: int

@@ -22,7 +22,7 @@ def tokens(body: Mapping[str, Any]) -> int:
 
 
 def prefix(body: Mapping[str, Any]) -> bytes | None:
-    """A digest of how the prompt begins, with model and cache salt: the same for all turns of a conversation. None without a prompt."""
+    """A digest of how the prompt begins, of model and cache salt: equal for all turns of a conversation. None without a prompt."""
     messages, prompt = body.get("messages"), body.get("prompt")
     if isinstance(messages, list) and messages:
         begin = repr(messages[:2])[:PREFIX_CHARS]

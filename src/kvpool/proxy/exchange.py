@@ -109,7 +109,7 @@ class Exchange:
             await self._fail(writer, FailureError(504, f"the request took longer than {limit:g} s"))
         except ClientGoneError:
             ask.trail["gone"] = True
-        except Exception:
+        except Exception:  # noqa: BLE001 - a defect must not leave the client without an answer
             logger.exception("a request failed unexpectedly")
             await self._fail(writer, FailureError(500, "the proxy failed; its log says why"))
 

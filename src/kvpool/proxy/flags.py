@@ -6,7 +6,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kvpool.core.signing import SECRET_VARIABLE
 from kvpool.options.errors import OptionError
@@ -16,6 +16,7 @@ from kvpool.proxy.options import DECODE_FIRST, MODES, PREFILL_FIRST, Deadlines, 
 ADMIN_TOKEN = "KVPOOL_ADMIN_TOKEN"
 API_KEY = "OPENAI_API_KEY"
 MIN_SECRET = 16
+_LIMITS, _DEADLINES = Limits(), Deadlines()
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -55,18 +56,18 @@ def parser(prog: str, mode: str | None) -> argparse.ArgumentParser:
 
 
 def _add_limits(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--max-retries", type=natural, default=Limits.retries, help="further tries to connect to an engine")
+    made.add_argument("--max-retries", type=natural, default=_LIMITS.retries, help="further tries to connect to an engine")
     made.add_argument(
-        "--retry-delay", type=seconds, default=Limits.retry_delay_s, help="seconds before the first of them, then doubled"
+        "--retry-delay", type=seconds, default=_LIMITS.retry_delay_s, help="seconds before the first of them, then doubled"
     )
     made.add_argument(
         "--max-waiting-retries", type=positive, default=3, help="tries to reach an instance that was added at run time"
     )
     made.add_argument("--waiting-retry-interval", type=seconds, default=10.0, help="seconds between them")
-    made.add_argument("--max-concurrency", type=positive, default=Limits.running, help="requests at once")
-    made.add_argument("--max-queue", type=natural, default=Limits.queued, help="requests that wait for a place; beyond: 429")
-    made.add_argument("--queue-timeout", type=seconds, default=Limits.queue_s, help="seconds in the queue; beyond: 503")
-    made.add_argument("--max-body-bytes", type=positive, default=Limits.body_bytes, help="size of a request; beyond: 413")
+    made.add_argument("--max-concurrency", type=positive, default=_LIMITS.running, help="requests at once")
+    made.add_argument("--max-queue", type=natural, default=_LIMITS.queued, help="requests that wait for a place; beyond: 429")
+    made.add_argument("--queue-timeout", type=seconds, default=_LIMITS.queue_s, help="seconds in the queue; beyond: 503")
+    made.add_argument("--max-body-bytes", type=positive, default=_LIMITS.body_bytes, help="size of a request; beyond: 413")
 
 
 def _add_deadlines(made: argparse.ArgumentParser) -> None:
@@ -80,9 +81,8 @@ def _add_deadlines(made: argparse.ArgumentParser) -> None:
         "drain": "for running requests of an instance that is removed",
     }
     for name, text in words.items():
-        made.add_argument(
-            f"--{name}-timeout", type=seconds, default=getattr(Deadlines, name.replace("-", "_")), help=f"seconds {text}"
-        )
+        default = getattr(_DEADLINES, name.replace("-", "_"))
+        made.add_argument(f"--{name}-timeout", type=seconds, default=default, help=f"seconds {text}")
     made.add_argument("--health-interval", type=seconds, default=5.0, help="seconds between two probes of an engine that is well")
 
 
@@ -162,7 +162,7 @@ def _secret(env: Mapping[str, str]) -> bytes | None:
     return text.encode() or None
 
 
-def _number(kind: type[int] | type[float], text: str, low: float, high: float, words: str) -> Any:
+def _number(kind: type[int] | type[float], text: str, low: float, high: float, words: str) -> float:
     try:
         value = kind(text)
     except ValueError:

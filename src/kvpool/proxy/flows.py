@@ -1,4 +1,4 @@
-"""A flow serves one unit of a request with a prefill and a decode engine. What all flows share: another try while the client has nothing."""
+"""How a prefill and a decode engine serve one unit of a request. What all flows share: another try while the client has nothing."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Health:
         while True:
             try:
                 ok = await self.probe(instance)
-            except Exception:
+            except Exception:  # noqa: BLE001 - a defect must not end the watch
                 logger.exception("a probe failed unexpectedly")
                 ok = False
             if self._table.report(instance, ok):

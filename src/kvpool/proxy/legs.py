@@ -1,4 +1,4 @@
-"""One request to one side: an instance is chosen, tried again elsewhere while nothing could be sent, and its load given back at the end."""
+"""One request to one side: an instance is chosen, another one while nothing could be sent; the load is given back at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Prefilled:
 
 @dataclass(slots=True)
 class Try:
-    """One attempt to serve a unit. ``request_id`` and ``transfer_id`` are of this attempt alone; ``without``: who has failed it before."""
+    """One attempt to serve a unit. Its ids are its own; ``without``: who has failed the unit before."""
 
     ask: Ask
     unit: Unit

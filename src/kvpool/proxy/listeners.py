@@ -11,7 +11,7 @@ BACKLOG = 2048
 
 
 def bind(host: str, port: int, flag: str) -> list[socket.socket]:
-    """One socket for each address of the host; port 0: any, the same for all. OptionError, naming ``flag``, where none can be bound."""
+    """One socket for each address of the host; port 0: any, the same for all. OptionError, naming ``flag``, where that fails."""
     try:
         found = socket.getaddrinfo(None if host in ("", "*") else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

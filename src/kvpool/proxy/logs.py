@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line. Nothing that a client or an engine has said goes into them: no prompts, no answers, no error bodies."""
+"""Logs as one JSON object a line. What clients and engines have said stays out: no prompts, no answers, no error bodies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 logger = logging.getLogger("kvpool.proxy")
 
@@ -30,5 +29,5 @@ def set_up(level: str) -> None:
         one.setLevel(lowest)
 
 
-def say(event: str, level: int = logging.INFO, **fields: Any) -> None:
+def say(event: str, level: int = logging.INFO, **fields: object) -> None:
     logger.log(level, event, extra={"fields": fields})

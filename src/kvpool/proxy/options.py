@@ -62,10 +62,9 @@ class ProxyOptions:
     @property
     def remote(self) -> list[str]:
         """What of all this can be reached from other hosts, or lies on them."""
-        own = [self.host] + ([self.metaserver_host] if self.mode == DECODE_FIRST else [])
-        return [
-            host for host in dict.fromkeys([*own, *(one.host for one in self.prefillers + self.decoders)]) if not is_loopback(host)
-        ]
+        callback = [self.metaserver_host] if self.mode == DECODE_FIRST else []
+        hosts = [self.host, *callback, *(one.host for one in self.prefillers + self.decoders)]
+        return [host for host in dict.fromkeys(hosts) if not is_loopback(host)]
 
     @property
     def admin_open(self) -> bool:

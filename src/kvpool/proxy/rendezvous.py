@@ -19,8 +19,8 @@ class Pending:
 
 
 class Rendezvous:
-    """Both ids are 128 random bits of one attempt. Engines call with the transfer id where they know it, else with their own id of the
-    request, in which the request id stands ("cmpl-<id>-0", "chatcmpl-<id>")."""
+    """Both ids are 128 random bits of one attempt. Engines call with the transfer id where they know it, else with their own id, in
+    which the request id stands ("cmpl-<id>-0", "chatcmpl-<id>")."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Pending] = {}

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from kvpool.proxy.failures import FailureError
 
 
-def json_reply(content: Any, status: int = 200) -> Response:
+def json_reply(content: object, status: int = 200) -> Response:
     return Response(json.dumps(content, ensure_ascii=False).encode(), status, media_type="application/json")
 
 

@@ -99,5 +99,12 @@ def _say_start(options: ProxyOptions, sockets: list[socket.socket], called: list
     where = {"listening": str(Address(options.host, listeners.port_of(sockets)))}
     if called:
         where["metaserver"] = str(Address(options.metaserver_host, listeners.port_of(called)))
-    engines = {"prefill": [str(one) for one in options.prefillers], "decode": [str(one) for one in options.decoders]}
-    logs.say("proxy ready", mode=options.mode, signed=options.secret is not None, **where, **engines)
+    logs.say(
+        "proxy ready",
+        logging.INFO,
+        mode=options.mode,
+        signed=options.secret is not None,
+        prefill=[str(one) for one in options.prefillers],
+        decode=[str(one) for one in options.decoders],
+        **where,
+    )

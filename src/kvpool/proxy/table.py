@@ -94,8 +94,8 @@ class Claim:
 
 
 class Table:
-    """``down_after``: failures in a row that make an instance DOWN. ``slack``: tokens by which an instance that a prefix prefers may
-    be busier than the least loaded one."""
+    """``down_after``: failures in a row that make an instance DOWN. ``slack``: tokens by which an instance that a prefix prefers
+    may be busier than the least loaded one."""
 
     def __init__(self, down_after: int = 2, slack: int = 16384, clock: Callable[[], float] = time.monotonic) -> None:
         self._down_after, self._slack, self._clock = down_after, slack, clock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -114,9 +113,11 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    async def post(self, instance: Instance, path: str, body: Any, headers: Mapping[str, str], deadline_s: float) -> Reply:
-        """Send JSON; the status and the headers of the answer have come. UnreachableError where nothing was sent (or into a connection that
-        had just been closed); FailureError 502 or 504 where it was."""
+    async def post(self, instance: Instance, path: str, body: object, headers: Mapping[str, str], deadline_s: float) -> Reply:
+        """Send JSON; the status and the headers of the answer have come.
+
+        UnreachableError where nothing was sent, or only into a connection that was just being closed; FailureError 502 or 504 where
+        it was sent."""
         return await self.ask(instance, "POST", path, deadline_s, msgspec.json.encode(body), headers)
 
     async def ask(
@@ -128,6 +129,7 @@ class Upstream:
         data: bytes = b"",
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
+        """Any request, as ``post``."""
         assert self._session is not None, "not open"
         sent = {"accept-encoding": "identity", **(headers or {})} | ({"content-type": "application/json"} if data else {})
         name, began = f"{instance.side} instance {instance.address}", time.monotonic()

@@ -1,4 +1,4 @@
-"""Usage as one server would report it: cached prompt tokens are those that prefill did not compute, not those that decode received."""
+"""Usage as one server would report it: cached prompt tokens are those that prefill found cached, not those that decode fetched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvpool.proxy import sse
 DETAILS, CACHED = "prompt_tokens_details", "cached_tokens"
 
 
-def cached_tokens(answer: Any) -> int | None:
+def cached_tokens(answer: object) -> int | None:
     """Of an answer's usage; None where it does not say."""
     usage = answer.get("usage") if isinstance(answer, dict) else None
     details = usage.get(DETAILS) if isinstance(usage, dict) else None

@@ -13,6 +13,7 @@ from kvpool.stores.base import Store
 from kvpool.stores.context import StoreContext
 from kvpool.stores.disk_settings import DiskSettings
 
+
 BACKENDS = ("local", "mooncake", "memcache", "yuanrong")
 
 

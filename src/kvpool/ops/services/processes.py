@@ -24,13 +24,7 @@ def spawn(name: str, command: Sequence[str], folder: Path, env: Mapping[str, str
     log = folder / f"{name}.log"
     with log.open("ab") as out:
         process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            cwd=folder,
-            env=env and dict(env),
-            start_new_session=True,
+            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, env=env and dict(env), start_new_session=True
         )
     return Running(name, process.pid, start_time(process.pid), str(log))
 
