@@ -66,7 +66,7 @@ def _add_limits(made: argparse.ArgumentParser) -> None:
     made.add_argument("--waiting-retry-interval", type=seconds, default=10.0, help="seconds between them")
     made.add_argument("--max-concurrency", type=positive, default=_LIMITS.running, help="requests at once")
     made.add_argument("--max-queue", type=natural, default=_LIMITS.queued, help="requests that wait for a place; beyond: 429")
-    made.add_argument("--queue-timeout", type=seconds, default=_LIMITS.queue_s, help="seconds in the queue; beyond: 503")
+    made.add_argument("--queue-timeout", type=deadline, default=_LIMITS.queue_s, help="seconds in the queue; beyond: 503")
     made.add_argument("--max-body-bytes", type=positive, default=_LIMITS.body_bytes, help="size of a request; beyond: 413")
 
 
@@ -82,8 +82,8 @@ def _add_deadlines(made: argparse.ArgumentParser) -> None:
     }
     for name, text in words.items():
         default = getattr(_DEADLINES, name.replace("-", "_"))
-        made.add_argument(f"--{name}-timeout", type=seconds, default=default, help=f"seconds {text}")
-    made.add_argument("--health-interval", type=seconds, default=5.0, help="seconds between two probes of an engine that is well")
+        made.add_argument(f"--{name}-timeout", type=deadline, default=default, help=f"seconds {text}")
+    made.add_argument("--health-interval", type=deadline, default=5.0, help="seconds between two probes of an engine that is well")
 
 
 def read_flags(prog: str, given: Sequence[str], env: Mapping[str, str], mode: str | None = None) -> ProxyOptions:
@@ -188,5 +188,9 @@ def positive(text: str) -> int:
     return int(_number(int, text, 1, 1 << 40, "an integer of at least 1"))
 
 
+def deadline(text: str) -> float:
+    return _number(float, text, 0.001, 1e7, "a number of seconds above 0")
+
+
 def seconds(text: str) -> float:
-    return float(_number(float, text, 0.0, 1e7, "a number of seconds of at least 0"))
+    return _number(float, text, 0.0, 1e7, "a number of seconds of at least 0")
