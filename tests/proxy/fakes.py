@@ -82,7 +82,9 @@ class Engine:
         return web.json_response(body, status=status)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        seen = Seen(request.path, json.loads(await request.read()), {name.lower(): value for name, value in request.headers.items()})
+        seen = Seen(
+            request.path, json.loads(await request.read()), {name.lower(): value for name, value in request.headers.items()}
+        )
         self.seen.append(seen)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -144,7 +146,11 @@ class Engine:
     def whole(self, seen: Seen, text: str, samples: int | None = None) -> dict[str, Any]:
         chat = "chat" in seen.path
         choices = [
-            {"index": index, **({"message": {"role": "assistant", "content": text}} if chat else {"text": text}), "finish_reason": "stop"}
+            {
+                "index": index,
+                **({"message": {"role": "assistant", "content": text}} if chat else {"text": text}),
+                "finish_reason": "stop",
+            }
             for index in range(samples or seen.body.get("n") or 1)
         ]
         return {

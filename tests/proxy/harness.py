@@ -25,6 +25,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
     async def bounded() -> None:
         await asyncio.wait_for(scenario, LIMIT_S)
+        await until(lambda: len(asyncio.all_tasks()) == 1, 5)
 
     asyncio.run(bounded())
 

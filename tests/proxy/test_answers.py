@@ -14,7 +14,8 @@ SAID = "".join(WORDS) + " <hello>"
 
 
 @pytest.mark.parametrize(
-    ("stream", "kind"), [(True, "text/event-stream"), (False, "application/json"), (None, "application/json"), ("absent", "application/json")]
+    ("stream", "kind"),
+    [(True, "text/event-stream"), (False, "application/json"), (None, "application/json"), ("absent", "application/json")],
 )
 @pytest.mark.parametrize("chat", [False, True])
 def test_bc_121_the_content_type_is_that_of_the_answer(stream, kind, chat) -> None:
@@ -154,7 +155,10 @@ def test_tool_calls_pass_through() -> None:
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds) as running:
             calls = [{"index": 0, "id": "call_1", "function": {"name": "f", "arguments": '{"a": "é"}'}}]
-            frames = [{"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}, {"choices": [{"index": 0, "finish_reason": "tool_calls"}]}]
+            frames = [
+                {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]},
+                {"choices": [{"index": 0, "finish_reason": "tool_calls"}]},
+            ]
             ds[0].frames = lambda seen: [b"data: " + json.dumps(one).encode() + b"\n\n" for one in frames] + [b"data: [DONE]\n\n"]
             answer = await running.chat(stream=True, tools=[{"type": "function", "function": {"name": "f"}}])
             assert answer.chunks == frames
@@ -185,7 +189,12 @@ def test_what_clients_must_not_say_is_dropped() -> None:
 def test_bc_105_a_request_id_of_a_client_is_its_own_business() -> None:
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds) as running:
-            headers = {"X-Request-Id": "abc", "traceparent": "00-1-2-03", "X-data-parallel-rank": "1", "Authorization": "Bearer mine"}
+            headers = {
+                "X-Request-Id": "abc",
+                "traceparent": "00-1-2-03",
+                "X-data-parallel-rank": "1",
+                "Authorization": "Bearer mine",
+            }
             body = {"model": "tiny", "prompt": "hello"}
             answers = await asyncio.gather(*(running.post("/v1/completions", body, headers) for _ in range(2)))
             assert {answer.headers["x-request-id"] for answer in answers} == {"abc"}

@@ -73,6 +73,7 @@ def _add_limits(made: argparse.ArgumentParser) -> None:
 def _add_deadlines(made: argparse.ArgumentParser) -> None:
     words = {
         "connect": "until an engine has accepted a connection",
+        "body": "until a client has sent its request",
         "prefill": "until prefill has answered",
         "first-byte": "from the decode request to the first frame of a stream",
         "idle": "between two frames of a stream, and until the client has read one",
@@ -111,8 +112,8 @@ def read_flags(prog: str, given: Sequence[str], env: Mapping[str, str], mode: st
             body_bytes=parsed.max_body_bytes,
         ),
         deadlines=Deadlines(
-            **{name: getattr(parsed, f"{name}_timeout") for name in ("connect", "prefill", "first_byte", "idle")},
-            **{name: getattr(parsed, f"{name}_timeout") for name in ("request", "shutdown", "drain")},
+            **{name: getattr(parsed, f"{name}_timeout") for name in ("connect", "body", "prefill", "first_byte")},
+            **{name: getattr(parsed, f"{name}_timeout") for name in ("idle", "request", "shutdown", "drain")},
         ),
         give_up_s=parsed.max_waiting_retries * parsed.waiting_retry_interval,
         health_s=parsed.health_interval,
