@@ -130,11 +130,13 @@ async def proxy(
     env: dict[str, str] | None = None,
     ready: bool = True,
     host: str = "127.0.0.1",
+    named: str | None = None,
 ) -> AsyncIterator[Running]:
-    """A proxy with these engines and flags; `ready`: wait until it has seen them all."""
+    """A proxy with these engines and flags; `ready`: wait until it has seen them all; `named`: what the flags call
+    the engines' host."""
     given = ["--host", host, "--port", "1"]
     for side, some in (("prefiller", ps), ("decoder", ds)):
-        given += [f"--{side}-hosts", *(one.host for one in some), f"--{side}-ports", *(str(one.port) for one in some)]
+        given += [f"--{side}-hosts", *(named or one.host for one in some), f"--{side}-ports", *(str(one.port) for one in some)]
     options = read_flags("proxy", [*given, *flags], env or {}, mode)
     sockets = listeners.bind(host, 0, "--port")
     called = listeners.bind("127.0.0.1", 0, "--metaserver-port") if mode == "decode-first" else []

@@ -1,4 +1,4 @@
-"""Errors before and after the first byte, dead and slow engines: the client is always told, nothing is told twice, no load stays."""
+"""Errors before and after the first byte, dead and slow engines: the client is told, nothing is told twice, no load stays."""
 
 from __future__ import annotations
 

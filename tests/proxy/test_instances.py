@@ -180,6 +180,26 @@ def test_administration_is_closed_off_loopback_and_open_with_the_token(method, p
     run(scenario())
 
 
+@pytest.mark.parametrize("named", ["::1", "[::1]", "localhost", "127.0.0.1"])
+def test_bc_130_engines_are_reached_by_any_kind_of_address(named) -> None:
+    async def scenario() -> None:
+        listening = "::1" if "::1" in named else "127.0.0.1"
+        p, d = Engine("prefill", listening), Engine("decode", listening)
+        try:
+            await p.start()
+            await d.start()
+        except OSError:
+            pytest.skip(f"this host has no {listening}")
+        async with proxy([p], [d], named=named) as running:
+            assert (await running.complete()).status == 200
+            shown = "[::1]" if "::1" in named else named
+            assert set(await running.instances()) == {f"prefill {shown}:{p.port}", f"decode {shown}:{d.port}"}
+        await p.stop()
+        await d.stop()
+
+    run(scenario())
+
+
 def test_prefix_affinity_keeps_conversations_together() -> None:
     async def scenario() -> None:
         async with engines(3, 1) as (ps, ds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from aiohttp import web
@@ -10,7 +11,8 @@ from aiohttp import web
 from tests.proxy.fakes import WORDS
 from tests.proxy.harness import engines, proxy, run
 
-FRAMES = 'data: {"choices": [{"index": 0, "text": "四🙂"}]}\n\n: note\n\ndata: {"choices": [{"index": 0, "text": "é"}]}\n\ndata: [DONE]\n\n'.encode()
+TEXTS = [f'data: {{"choices": [{{"index": 0, "text": "{text}"}}]}}' for text in ("四🙂", "é")]
+FRAMES = "".join(frame + "\n\n" for frame in (TEXTS[0], ": note", TEXTS[1], "data: [DONE]")).encode()
 
 
 def in_pieces(cuts):
@@ -20,7 +22,7 @@ def in_pieces(cuts):
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         places = [0, *cuts, len(FRAMES)]
-        for start, end in zip(places, places[1:]):
+        for start, end in pairwise(places):
             await response.write(FRAMES[start:end])
             await asyncio.sleep(0.002)
         return response

@@ -76,7 +76,7 @@ class Claim:
         if self._open:
             self.instance.active -= self._active
             self.instance.held += self._active
-            self._active, self._held = 0, self._active
+            self._active, self._held = 0, self._held + self._active
 
     def release(self) -> None:
         if self._open:
