@@ -122,6 +122,27 @@ def test_kvpool_proxy_ends_its_streams_before_it_ends_and_logs_no_prompts(tmp_pa
     run(scenario())
 
 
+def test_a_stream_without_end_does_not_keep_the_proxy(tmp_path) -> None:
+    (own,) = free_ports(1)
+
+    async def scenario() -> None:
+        async with engines() as (ps, ds):
+            flags = f"--port {own} --prefiller-hosts localhost --prefiller-ports {ps[0].port} --shutdown-timeout 1"
+            flags += f" --decoder-hosts localhost --decoder-ports {ds[0].port}"
+            async with command(*KVPOOL, "proxy", *flags.split(), cwd=tmp_path) as process, client(own) as running:
+                await until(lambda: is_well(running), 20)
+                ds[0].words = ["x"] * 100_000
+                ds[0].pause_s = 0.05
+                stream = asyncio.create_task(running.complete(stream=True))
+                await until(lambda: ds[0].now == 1)
+                process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(process.wait(), 10) == 0
+                await asyncio.wait_for(ds[0].seen[0].cancelled.wait(), 2)
+                await asyncio.gather(stream, return_exceptions=True)
+
+    run(scenario())
+
+
 def _refuses(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)

@@ -228,3 +228,48 @@ def test_slow_engines_end_with_a_deadline(side, flag, stream) -> None:
             await running.is_idle()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_an_error_as_the_first_frame_is_an_error_before_the_first_byte(again) -> None:
+    async def scenario() -> None:
+        async with engines(1, 2) as (ps, ds), proxy(ps, ds) as running:
+            error = b'data: {"error": {"message": "KV load failed", "code": 500}}\n\ndata: [DONE]\n\n'
+            for one in ds[: 1 if again else 2]:
+                one.answer = streaming(error)
+            answers = [await running.complete(stream=True) for _ in range(2)]
+            if again:
+                assert {answer.text for answer in answers} == {"".join(WORDS) + " <hello>"}
+            else:
+                assert {answer.status for answer in answers} == {500}
+                assert answers[0].json["error"]["message"] == "KV load failed"
+            await running.is_idle()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("number", [str(2**70), "1e999", "-1e400"])
+def test_numbers_that_cannot_be_passed_on_are_refused(number) -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds) as running:
+            answer = await running.post("/v1/completions", b'{"prompt": "x", "seed": %s}' % number.encode())
+            assert answer.status in (200, 400)
+            if answer.status == 200:
+                assert ps[0].seen[0].body["seed"] == 2**70  # exactly, or not at all
+            await running.is_idle()
+
+    run(scenario())
+
+
+def test_redirects_are_not_followed() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds) as running:
+
+            async def elsewhere(seen, request):
+                return web.Response(status=307, headers={"location": f"http://{ds[0].address}/v1/completions"})
+
+            ps[0].answer = elsewhere
+            assert (await running.complete()).status == 502
+            assert not ds[0].seen
+
+    run(scenario())

@@ -67,3 +67,23 @@ def test_large_requests_are_refused_before_they_are_read() -> None:
                 assert answer.status == 413
 
     run(scenario())
+
+
+def test_bodies_that_are_still_coming_count_too() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--max-concurrency", "2", "--max-queue", "1") as running:
+            host, port = running.url.removeprefix("http://").split(":")
+            slow = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+            for _, writer in slow:
+                writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            await asyncio.sleep(0.3)
+            assert (await running.complete()).status == 429
+            for _, writer in slow:
+                writer.close()
+            await until(lambda: _serves(running))
+
+    run(scenario())
+
+
+async def _serves(running) -> bool:
+    return (await running.complete()).status == 200

@@ -21,6 +21,11 @@ class Admission:
     def queued(self) -> int:
         return len(self._queue)
 
+    def look(self, requests: int) -> None:
+        """FailureError 429 where so many, those that are still sending their bodies included, are more than fit."""
+        if requests > self.limit + self._room:
+            raise busy(429, f"{self.running} requests are running and {self.queued} are waiting: no more fit", self._later())
+
     async def __aenter__(self) -> Admission:
         """FailureError 429 where the queue is full, 503 where the wait was too long; both say when to come back."""
         if self.running < self.limit and not self._queue:

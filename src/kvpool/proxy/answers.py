@@ -11,6 +11,7 @@ from kvpool.proxy.options import Deadlines
 from kvpool.proxy.table import Claim
 from kvpool.proxy.upstream import Reply
 
+ERROR = b'data: {"error"'  # how vLLM says in a stream that there will be none
 Cached = Callable[[], int | None]
 
 
@@ -45,6 +46,8 @@ class ReplyFrames:
         self._first = await self._read(deadline_s)
         if self._first is None:
             raise self._reply.failure(502, "ended its stream before it began", again=True)
+        if self._first.startswith(ERROR):
+            raise self._reply.failed_in_stream(self._first)
 
     async def next(self) -> bytes | None:
         frames, self._first = self._first, None
@@ -70,7 +73,7 @@ class ReplyFrames:
 
 async def answer_of(reply: Reply, claim: Claim, stream: bool, deadlines: Deadlines, cached: Cached) -> Answer:
     """What decode answers: a stream whose first frame has come, or everything. FailureError with the engine's status and body."""
-    if reply.status >= 400:
+    if reply.status >= 300:
         raise await reply.refused(deadlines.idle)
     if stream and reply.streams:
         frames = ReplyFrames(reply, claim, deadlines, cached)

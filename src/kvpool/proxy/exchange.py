@@ -31,6 +31,7 @@ class Exchange:
 
     def __init__(self, flow: Flow, admission: Admission, options: ProxyOptions, metrics: Metrics) -> None:
         self._flow, self._admission, self._options, self._metrics = flow, admission, options, metrics
+        self._open = 0  # requests whose bodies are in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, began = str(scope["path"]), time.monotonic()
@@ -38,7 +39,9 @@ class Exchange:
         client_id = _client_id(headers)
         ask = Ask(path, False, {}, [])
         writer = Writer(send, client_id or ask.request_id, self._options.deadlines.idle)
+        self._open += 1
         try:
+            self._admission.look(self._open)
             raw = await self._body(headers, receive)
             ask = asks.read(path, raw, headers, self._options.affinity)
             if client_id is None:
@@ -48,6 +51,8 @@ class Exchange:
             await self._fail(writer, failure)
         except ClientGoneError:
             ask.trail["gone"] = True
+        finally:
+            self._open -= 1
         self._tell(ask, writer, client_id, time.monotonic() - began)
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:

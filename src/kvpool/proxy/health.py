@@ -25,7 +25,10 @@ class Health:
     async def run(self) -> None:
         try:
             while True:
-                self._reconcile()
+                try:
+                    self._reconcile()
+                except Exception:  # noqa: BLE001 - a defect must not end all watches
+                    logger.exception("the watch over instances failed unexpectedly")
                 await asyncio.sleep(TICK_S)
         finally:
             watches = list(self._watches.values())

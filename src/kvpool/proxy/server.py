@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -36,9 +36,20 @@ def run(options: ProxyOptions) -> None:
         if options.mode == DECODE_FIRST:
             called = listeners.bind(options.metaserver_host, options.metaserver_port, "--metaserver-port")
         logs.set_up(options.log_level)
-        asyncio.run(serve(options, sockets, called))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(options, sockets, called))
     finally:
         listeners.close(sockets + called)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed, as beside vLLM."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 async def serve(

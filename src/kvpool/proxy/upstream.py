@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
+from kvpool.proxy import sse
 from kvpool.proxy.failures import FailureError, UnreachableError
 from kvpool.proxy.options import Deadlines, Limits
 from kvpool.proxy.table import Instance
@@ -68,10 +69,24 @@ class Reply:
             raise _timed_out(self, deadline_s) if isinstance(error, TimeoutError) else self.broken(error) from None
 
     async def refused(self, deadline_s: float) -> FailureError:
-        """The engine's own error, status and body, for the client."""
+        """The engine's own error, status and body, for the client; 502 for a status that is no error, as a redirection."""
+        if self.status < 400:
+            return self.failure(502, f"answered {self.status}", again=False)
         body = await self.body(deadline_s)
         again = (self.instance.side, self.instance.address) if self.status in WORTH_ANOTHER else None
         return FailureError(self.status, f"{self._name} answered {self.status}", body=body, headers=self.headers, again=again)
+
+    def failed_in_stream(self, frames: bytes) -> FailureError:
+        """An error that came as the first frame, as the answer that it would have been without a stream."""
+        payload = sse.data(next(sse.split(frames))) or b""
+        try:
+            code = msgspec.json.decode(payload)["error"]["code"]
+        except (msgspec.DecodeError, KeyError, TypeError):
+            code = None
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        again = (self.instance.side, self.instance.address) if status in WORTH_ANOTHER else None
+        headers = {"content-type": "application/json"}
+        return FailureError(status, f"{self._name} failed in its stream", body=payload, headers=headers, again=again)
 
     def broken(self, error: Exception) -> FailureError:
         return self.failure(502, f"broke off: {type(error).__name__}", again=True)
@@ -118,7 +133,11 @@ class Upstream:
 
         UnreachableError where nothing was sent, or only into a connection that was just being closed; FailureError 502 or 504 where
         it was sent."""
-        return await self.ask(instance, "POST", path, deadline_s, msgspec.json.encode(body), headers)
+        try:
+            data = msgspec.json.encode(body)
+        except (OverflowError, ValueError, RecursionError) as error:
+            raise FailureError(400, f"the body cannot be passed on: {error}") from None
+        return await self.ask(instance, "POST", path, deadline_s, data, headers)
 
     async def ask(
         self,
@@ -136,7 +155,9 @@ class Upstream:
         again = (instance.side, instance.address)
         try:
             async with asyncio.timeout(deadline_s):
-                response = await self._session.request(method, instance.address.url + path, data=data or None, headers=sent)
+                response = await self._session.request(
+                    method, instance.address.url + path, data=data or None, headers=sent, allow_redirects=False
+                )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UnreachableError(f"{name}: {error}") from None
         except TimeoutError:
