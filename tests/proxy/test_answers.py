@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.proxy.fakes import WORDS
-from tests.proxy.harness import engines, proxy, run
+from tests.proxy.harness import engines, proxy, run, until
 
 SAID = "".join(WORDS) + " <hello>"
 
@@ -128,8 +128,7 @@ def test_prompts_and_samples_are_one_answer() -> None:
 def test_prompts_and_samples_stream_together(chat) -> None:
     async def scenario() -> None:
         async with engines(1, 2) as (ps, ds), proxy(ps, ds) as running:
-            for one in ds:
-                one.pause_s = 0.005
+            ds[0].pause_s, ds[1].pause_s = 0.002, 0.02  # one ends long before the other
             more = {"stream": True, "stream_options": {"include_usage": True}, "n": 2}
             answer = await (running.chat("a", **more) if chat else running.complete([[1, 2], [3]], **more))
             chunks = answer.chunks
@@ -147,6 +146,28 @@ def test_prompts_and_samples_stream_together(chat) -> None:
             assert chunks[-1]["usage"]["completion_tokens"] == count * len(WORDS)
             assert chunks[-1]["usage"]["prompt_tokens"] == (200 if chat else 400)
             await running.is_idle()
+
+    run(scenario())
+
+
+def test_prefill_is_rid_of_the_kv_with_the_first_byte() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds) as running:
+            ds[0].gate.clear()
+            stream = asyncio.create_task(running.complete("x" * 400, stream=True))
+            await until(lambda: ds[0].now == 1)
+            load = (await running.instances())[f"prefill {ps[0].address}"]
+            assert (load["active_tokens"], load["held_tokens"]) == (0, 100)
+            ds[0].pause_s = 0.2
+            ds[0].gate.set()
+            await until(lambda: _grows(running, f"decode {ds[0].address}", 100))
+            load = (await running.instances())[f"prefill {ps[0].address}"]
+            assert (load["requests"], load["active_tokens"], load["held_tokens"]) == (0, 0, 0)
+            await stream
+            await running.is_idle()
+
+    async def _grows(running, name, tokens) -> bool:
+        return (await running.instances())[name]["active_tokens"] > tokens
 
     run(scenario())
 
@@ -223,6 +244,7 @@ def test_what_engines_refuse_or_must_see_whole_goes_to_decode_alone() -> None:
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds) as running:
             odd = [{"n": 0}, {"max_tokens": "9"}, {"min_tokens": 10}, {"stream_options": {}}, {"prompt_logprobs": 1}, {"stream": 1}]
+            odd.append({"n": 2, "temperature": 0})  # as vLLM, which refuses that
             for more in odd:
                 await running.complete(**more)
                 assert ds[0].seen[-1].params is None

@@ -96,6 +96,25 @@ def test_another_instance_serves_what_one_fails_before_the_first_byte(side, fail
     run(scenario())
 
 
+def test_the_second_try_avoids_who_failed_also_where_all_others_are_busier() -> None:
+    async def scenario() -> None:
+        async with engines(2, 1) as (ps, ds), proxy(ps, ds) as running:
+            for one in ps:
+                one.gate.clear()
+            large = asyncio.create_task(running.complete("x" * 40_000))
+            await until(lambda: ps[0].now + ps[1].now == 1)
+            busy, idle = (ps[0], ps[1]) if ps[0].now else (ps[1], ps[0])
+            idle.answer = refusing(500)
+            idle.gate.set()
+            small = asyncio.create_task(running.complete())
+            await until(lambda: len(busy.seen) == 2)
+            assert len(idle.seen) == 1
+            busy.gate.set()
+            assert [answer.status for answer in await asyncio.gather(large, small)] == [200, 200]
+
+    run(scenario())
+
+
 def test_a_request_that_was_sent_is_sent_at_most_twice() -> None:
     async def scenario() -> None:
         async with engines(3, 1) as (ps, ds), proxy(ps, ds) as running:

@@ -13,6 +13,7 @@ from kvpool.proxy import estimate
 from kvpool.proxy.failures import FailureError
 
 MAX_UNITS = 256
+GREEDY = 1e-5  # below, vLLM takes the most likely token
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # Never taken from a client: where KV is read and written is between the engines and the proxy, and so are the ids of requests.
 INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id")
@@ -109,7 +110,13 @@ def is_direct(body: Mapping[str, Any]) -> bool:
     unusual = bool(body.get("use_beam_search")) or body.get("prompt_logprobs") is not None or body.get("prompt_embeds") is not None
     scored = bool(body.get("echo")) and body.get("logprobs") is not None
     empty = (isinstance(prompt, list) and (not prompt or len({type(one) for one in prompt}) > 1)) or body.get("messages") == []
-    return unusual or scored or empty or not _lengths_are_right(body)
+    return unusual or scored or empty or _is_greedy_many(body) or not _lengths_are_right(body)
+
+
+def _is_greedy_many(body: Mapping[str, Any]) -> bool:
+    """Several samples without a temperature: one engine refuses that, which it cannot when they come one by one."""
+    temperature = body.get("temperature")
+    return body.get("n") not in (None, 1) and isinstance(temperature, int | float) and temperature < GREEDY
 
 
 def _lengths_are_right(body: Mapping[str, Any]) -> bool:

@@ -27,9 +27,10 @@ def sum_usage(units: Sequence[Unit], answers: Sequence[dict[str, Any]]) -> dict[
     completion = sum(answer["usage"].get("completion_tokens") or 0 for _, answer in told)
     total: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
     cached = [value for answer in once.values() if (value := cached_tokens(answer)) is not None]
+    first = told[0][1]["usage"]
     if cached:
-        total[DETAILS] = {CACHED: sum(cached)}
-    return {**told[0][1]["usage"], **total}
+        total[DETAILS] = {**(first.get(DETAILS) or {}), CACHED: sum(cached)}
+    return {**first, **total}
 
 
 def merge_bodies(ask: Ask, bodies: Sequence[bytes]) -> bytes:
