@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from starlette.types import Receive, Scope, Send
 
@@ -48,7 +48,8 @@ class Exchange:
                 writer.request_id = ask.request_id
             await self._while_connected(ask, writer, receive, began)
         except FailureError as failure:
-            await self._fail(writer, failure)
+            with suppress(ClientGoneError):
+                await self._fail(writer, failure)
         except ClientGoneError:
             ask.trail["gone"] = True
         finally:
