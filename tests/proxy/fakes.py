@@ -46,6 +46,7 @@ class Engine:
         self.now = self.most = 0
         self.delivered: dict[str, asyncio.Event] = {}
         self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     @property
     def address(self) -> str:
@@ -60,6 +61,7 @@ class Engine:
         app.router.add_post("/reset_prefix_cache", self._reset)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]
@@ -69,6 +71,8 @@ class Engine:
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
+        if self._session is not None:
+            await self._session.close()
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -133,7 +137,8 @@ class Engine:
             return
         call = {"request_id": f"{head(seen)}-{seen.headers['x-request-id']}-0", "do_remote_decode": True, "metaserver_host": "D"}
         call |= self.extra(params) if self.extra is not None else {}
-        async with aiohttp.ClientSession() as session, session.post(params["metaserver"], json=call) as answer:
+        assert self._session is not None
+        async with self._session.post(params["metaserver"], json=call) as answer:
             self.called = answer.status
         await self.delivered.setdefault(params["transfer_id"], asyncio.Event()).wait()
 

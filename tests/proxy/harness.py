@@ -16,7 +16,7 @@ from kvpool.proxy import listeners, server
 from kvpool.proxy.flags import read_flags
 from tests.proxy.fakes import Engine
 
-LIMIT_S = 40.0
+LIMIT_S = 60.0
 SECRET = "a secret of the test suite"
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from kvpool.core.signing import SECRET_VARIABLE
+from kvpool.core.signed_fields import SECRET_VARIABLE
 from kvpool.options.errors import OptionError
 from kvpool.proxy.addresses import is_loopback, is_wildcard, pair, read_host
 from kvpool.proxy.options import DECODE_FIRST, MODES, PREFILL_FIRST, Deadlines, Limits, ProxyOptions
