@@ -16,7 +16,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
+from kvpool.cli import app
 from tests.proxy.harness import Running, clean_environment, engines, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,27 +201,29 @@ def test_the_example_files_are_in_the_package_and_in_the_repository() -> None:
 
 
 def test_warmup_sends_long_prompts_and_says_what_failed(tmp_path) -> None:
-    async def warm(*words: str) -> tuple[int, str, str]:
-        async with command(*KVPOOL, "warmup", *words, cwd=tmp_path) as process:
-            error = (await process.stderr.read()).decode()
-            return await process.wait(), "", error
+    async def warm(*words: str) -> tuple[int, str]:
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["warmup", *words])
+        return done.exit_code, done.output
 
     async def scenario() -> None:
         async with engines() as (ps, ds):
             url = f"http://127.0.0.1:{ds[0].port}"
-            status, _, error = await warm(url, "--devices", "2")
-            assert (status, error) == (0, "")
+            status, output = await warm(url, "--devices", "2")
+            assert status == 0, output
+            assert "warmup: 6 of 6 requests of 599 tokens answered in" in output  # the model takes 600 tokens
             prompts = [seen.body["prompt"] for seen in ds[0].seen]
-            assert [len(prompt) for prompt in prompts] == [599] * 6  # the model takes 600 tokens
+            assert [len(prompt) for prompt in prompts] == [599] * 6
             assert len({tuple(prompt) for prompt in prompts}) == 6
             assert {seen.body["max_tokens"] for seen in ds[0].seen} == {1}
-            (tmp_path / "mine.txt").write_text("one\n\ntwo\n")
-            assert (await warm(url, "--prompts", "mine.txt"))[0] == 0
-            assert [seen.body["prompt"] for seen in ds[0].seen[6:]] == ["one", "two"]
-            assert "is not served (accepted: tiny)" in (await warm(url, "--model", "large"))[2]
-            status, _, error = await warm(f"http://127.0.0.1:{ps[0].port}", "--requests", "1")
-            assert (status, "failed: 400" in error) == (1, True)  # a prefill fake wants to be asked for KV
+            mine = tmp_path / "mine.txt"
+            mine.write_text("one\n\ntwo\n")
+            assert (await warm(url, "--prompts", str(mine)))[0] == 0
+            assert sorted(seen.body["prompt"] for seen in ds[0].seen[6:]) == ["one", "two"]
+            assert "is not served (accepted: tiny)" in (await warm(url, "--model", "large"))[1]
+            status, output = await warm(f"http://127.0.0.1:{ps[0].port}", "--requests", "1")
+            assert (status, "failed: 400" in output) == (1, True)  # a prefill fake wants to be asked for KV
             await ds[0].stop()
             assert (await warm(url))[0] == 2
+            assert (await warm("127.0.0.1:1"))[0] == 2
 
     run(scenario())

@@ -32,9 +32,10 @@ def test_bc_133_a_client_that_leaves_during_prefill_ends_it_at_once(mode) -> Non
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds, mode=mode) as running:
             ps[0].gate.clear()
-            left = [asyncio.create_task(ask_and_leave(running, 0.3)) for _ in range(20)]
-            await until(lambda: len(ps[0].seen) == 20, 2)
-            await asyncio.gather(*left)
+            asked = [asyncio.create_task(running.complete(stream=True)) for _ in range(20)]
+            await until(lambda: len(ps[0].seen) == 20)
+            for one in asked:
+                one.cancel()
             async with asyncio.timeout(1):
                 for seen in ps[0].seen:
                     await seen.cancelled.wait()
@@ -81,9 +82,9 @@ def test_a_client_that_leaves_a_whole_answer_ends_decode() -> None:
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds) as running:
             ds[0].gate.clear()
-            left = asyncio.create_task(ask_and_leave(running, 0.5, stream=False, n=3))
+            asked = asyncio.create_task(running.complete(n=3))
             await until(lambda: len(ds[0].seen) == 3)
-            await left
+            asked.cancel()
             await until(lambda: all(seen.cancelled.is_set() for seen in ds[0].seen), 1)
             await running.is_idle()
 
