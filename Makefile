@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export KVPOOL_VENV := $(abspath $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup deps demo demo-ssd check test test-full bench clean
+.PHONY: help setup deps demo demo-ssd guide-tree check test test-full bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: setup ## a real model, twice: cold, then from the pool after a restart
 
 demo-ssd: setup ## the same with a disk tier: from the disk after the pool's memory was wiped
 	@$(BIN)/python examples/demo_ssd.py
+
+guide-tree: ## the folder vllm-ascend/examples, so that the guide's proxy command runs as it is written
+	@scripts/guide_tree.sh $(DIR)
 
 check: setup ## lint, format, types, import floors, sizes
 	$(BIN)/ruff check .
@@ -40,5 +43,5 @@ bench: setup ## measure (half an hour, on an idle machine; ARGS="local ttft" for
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove what builds and tests leave in the tree (not .venv, not the cached models)
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf vllm-ascend build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -42,6 +42,8 @@ AIMS = (
     Aim(r"zero_hit_ratio_low", 0.97, True),
     Aim(r"ttft_\w+_over_kvpool_\d+", 1.0, True),
     Aim(r"hit_rate_off_\w+", 1.0, False),
+    Aim(r"proxy_added_token_ms", 2.0, False),
+    Aim(r"proxy_added_first_byte_ms", 5.0, False),
 )
 
 

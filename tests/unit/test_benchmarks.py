@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("psutil")
 
 from benchmarks import __main__ as command
-from benchmarks import hits, local, peer_setups, plot, summary, trace, ttft, zero_hit
+from benchmarks import hits, local, peer_setups, plot, proxy, summary, trace, ttft, zero_hit
 from benchmarks.models import kv_heavy
 from benchmarks.overlay import overlay
 from benchmarks.processes import free_ports, server
@@ -117,7 +117,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.arguments(["locl"])
-    assert "no part 'locl' (accepted: local, ttft, zero-hit, peers, trace)" in capsys.readouterr().err
+    assert "no part 'locl' (accepted: local, ttft, zero-hit, peers, trace, proxy)" in capsys.readouterr().err
 
 
 def test_a_server_that_ends_early_says_why() -> None:
@@ -142,7 +142,7 @@ def test_an_environment_that_cannot_be_made_leaves_nothing(tmp_path: Path, monke
 
 
 def test_environments_of_peers_are_pinned() -> None:
-    pinned = [*peer_setups.MOONCAKE, *peer_setups.LMCACHE]
+    pinned = [*peer_setups.MOONCAKE, *peer_setups.LMCACHE, *proxy.ROUTER]
     assert all(re.fullmatch(r"[a-z-]+==[\w.]+", requirement) for requirement in pinned)
 
 
@@ -205,3 +205,13 @@ def test_zero_hit_compares_each_pair_in_alternating_order(tmp_path: Path, monkey
     assert report.figures["zero_hit_ratio"] == report.figures["zero_hit_cpu_ratio"] == 0.9
     assert report.figures["zero_hit_saved_share"] == 1.0
     assert report.figures["zero_hit_idle_engine_cpu"] == 0.0
+
+
+def test_a_proxy_is_measured_against_the_same_engines_without_one(tmp_path: Path) -> None:
+    direct, ours = proxy.Times([0.001, 0.002, 0.003], [0.01]), proxy.Times([0.002, 0.003, 0.009], [0.014])
+    report = Report(tmp_path)
+    proxy.publish(report, {"direct": direct, "kvpool": ours})
+    assert report.figures["proxy_added_token_ms"] == 1.0
+    assert report.figures["proxy_added_first_byte_ms"] == 4.0
+    assert report.figures["proxy_direct_token_ms"] == 2.0
+    assert aim_of("proxy_added_token_ms", report.figures) == ("<= 2", True)

@@ -1,0 +1,8 @@
+"""The proxy that asks prefill first, with the flags of the deployment guide: the same as `kvpool proxy --mode prefill-first`."""
+
+import sys
+
+from kvpool.proxy.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(mode="prefill-first"))

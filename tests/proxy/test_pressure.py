@@ -1,0 +1,89 @@
+"""Back-pressure: a place, a bounded queue, and a time to come back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.proxy.harness import engines, proxy, run, until
+
+
+def test_requests_queue_and_what_does_not_fit_comes_back_later() -> None:
+    async def scenario() -> None:
+        flags = ("--max-concurrency", "2", "--max-queue", "3")
+        async with engines() as (ps, ds), proxy(ps, ds, *flags) as running:
+            ps[0].gate.clear()
+            asked = [asyncio.create_task(running.complete(stream=True)) for _ in range(5)]
+            await until(lambda: _queued(running, 3))
+            rejected = await running.complete()
+            assert (rejected.status, rejected.json["error"]["type"]) == (429, "RateLimitError")
+            assert int(rejected.headers["retry-after"]) >= 1
+            assert len(ps[0].seen) == 2
+            ps[0].gate.set()
+            assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+            assert ps[0].most == 2
+            await running.is_idle()
+            assert await running.metric("kvpool_proxy_requests_total", status="429") == 1
+
+    run(scenario())
+
+
+async def _queued(running, count) -> bool:
+    return await running.metric("kvpool_proxy_queued") == count
+
+
+def test_a_place_in_the_queue_has_a_deadline_and_is_left_by_those_who_go() -> None:
+    async def scenario() -> None:
+        flags = ("--max-concurrency", "1", "--max-queue", "2", "--queue-timeout", "0.5")
+        async with engines() as (ps, ds), proxy(ps, ds, *flags) as running:
+            ps[0].gate.clear()
+            first = asyncio.create_task(running.complete())
+            await until(lambda: len(ps[0].seen) == 1)
+            leaving = asyncio.create_task(running.complete())
+            await until(lambda: _queued(running, 1))
+            leaving.cancel()
+            await until(lambda: _queued(running, 0))
+            late = await running.complete()
+            assert (late.status, "waited 0.5 s" in late.json["error"]["message"]) == (503, True)
+            assert int(late.headers["retry-after"]) >= 1
+            ps[0].gate.set()
+            assert (await first).status == 200
+            assert (await running.complete()).status == 200
+            assert len(ps[0].seen) == 2
+
+    run(scenario())
+
+
+def test_large_requests_are_refused_before_they_are_read() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--max-body-bytes", "1000") as running:
+            assert (await running.complete("x" * 900)).status == 200
+            assert (await running.complete("x" * 2000)).status == 413
+
+            async def chunked():
+                for _ in range(5):
+                    yield b"x" * 500
+
+            async with running.session.post(f"{running.url}/v1/completions", data=chunked()) as answer:
+                assert answer.status == 413
+
+    run(scenario())
+
+
+def test_bodies_that_are_still_coming_count_too() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--max-concurrency", "2", "--max-queue", "1") as running:
+            host, port = running.url.removeprefix("http://").split(":")
+            slow = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+            for _, writer in slow:
+                writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            await asyncio.sleep(0.3)
+            assert (await running.complete()).status == 429
+            for _, writer in slow:
+                writer.close()
+            await until(lambda: _serves(running))
+
+    run(scenario())
+
+
+async def _serves(running) -> bool:
+    return (await running.complete()).status == 200
