@@ -6,7 +6,9 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 
 from vllm.logger import init_logger
 
@@ -65,6 +67,7 @@ class Agreement:
         self._ranks: dict[int, RankInfo] = {}
         self._epoch = "0"
         self._spaces: dict[str, Space] = {}
+        self._notes: SimpleQueue[tuple[bytes, str]] = SimpleQueue()  # from the thread that asks the store to the engine's
         self.inputs: NamespaceInputs | None = None
         self.namespace = ""
 
@@ -144,7 +147,7 @@ class Agreement:
     def _note(self, store: Store) -> None:
         """Leave our namespace's inputs in the pool, so that an engine that shares nothing can be told which field differs."""
         if self.inputs is not None and self._epoch == "0":
-            store.write_note(NOTES + self.namespace.encode(), self.inputs.to_json())
+            self._notes.put((NOTES + self.namespace.encode(), self.inputs.to_json()))
             self._compare(store)
 
     def _compare(self, store: Store) -> None:
@@ -156,7 +159,16 @@ class Agreement:
             if differs := difference(self._store, theirs):
                 logger.warning("kvpool: another engine reaches this pool otherwise: %s", differs)
                 return
-        store.write_note(STORE_NOTES + hashlib.sha256(ours.encode()).hexdigest()[:16].encode(), ours)
+        self._notes.put((STORE_NOTES + hashlib.sha256(ours.encode()).hexdigest()[:16].encode(), ours))
+
+    def take_notes(self) -> dict[bytes, str]:
+        """What a worker is to leave in the pool, once."""
+        notes = {}
+        with suppress(Empty):
+            while True:
+                name, text = self._notes.get_nowait()
+                notes[name] = text
+        return notes
 
     def evidence(self, store: Store, told: str, block_size: int, unknown: int, min_hit_tokens: int) -> Evidence:
         """What the pool says about hits that do not come. Asks the store: not for the engine's thread."""

@@ -34,7 +34,9 @@ def open_store(setup: EngineSetup, role: Role, device: str, device_id: int = 0, 
             file.backend,
             config=file.options,
             conf_path=file.path,
-            context=StoreContext(role, device_kind(device), device_id, rank, setup.world_size),
+            context=StoreContext(
+                role, device_kind(device), device_id, rank, setup.world_size, setup.options.load_timeout_ms / 1000
+            ),
             fault_plan_path=options.fault_plan_path,
         )
     store.open()

@@ -191,7 +191,7 @@ class SchedulerSide:
     def plan_step(self, output: SchedulerOutput) -> PoolMetadata:
         self._matcher.new_step()
         self._jobs.renew_leases()
-        meta = PoolMetadata(namespace=self._agreement.namespace, loads=self._new_loads)
+        meta = PoolMetadata(namespace=self._agreement.namespace, loads=self._new_loads, notes=self._agreement.take_notes())
         self._new_loads = []
         if output.has_sync_kv_loads:
             meta.echo = self._held.open_step()

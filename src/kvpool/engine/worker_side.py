@@ -102,6 +102,9 @@ class WorkerSide:
         self._met = self._met or bool(meta.namespace)
         if meta.echo:
             self._echoes[meta.echo] = 1
+        store = self._store
+        if meta.notes and store is not None and self._info is not None and self._info.rank == 0:
+            self._savers.submit(lambda: _leave_notes(store, meta.notes))
 
     def load(self, meta: PoolMetadata) -> None:
         """Run the step's synchronous loads, all within one deadline, and start the others."""
@@ -326,6 +329,11 @@ def _store_trouble(outcome: Outcome) -> bool | None:
     if not outcome.calls:
         return None
     return bool(outcome.running) or any(name.endswith(("=fatal", "=transient")) for name in outcome.stats.data)
+
+
+def _leave_notes(store: Store, notes: Mapping[bytes, str]) -> None:
+    for name, text in notes.items():
+        store.write_note(name, text)
 
 
 def _all_failed(job: Job, reason: str) -> Outcome:

@@ -59,7 +59,7 @@ def _make_opaque_store(backend: str, config: OptionModel | None, conf_path: str,
     if backend == "mooncake":
         from kvpool.stores.mooncake import MooncakeStore
 
-        return MooncakeStore(expect(config, MooncakeOptions, backend), context)
+        return MooncakeStore(expect(config, MooncakeOptions, backend), context, load_deadline_s=context.load_deadline_s)
     if backend == "memcache":
         from kvpool.stores.memcache import MemcacheStore
 

@@ -19,6 +19,7 @@ class StoreContext:
     device_id: int = 0
     rank: int = 0
     world_size: int = 1
+    load_deadline_s: float | None = None  # how long an engine lets a load take; None where nobody loads
 
 
 def device_kind(name: str) -> Device:
