@@ -13,7 +13,6 @@ NOT_YET = frozenset(
         "storing for a prefill side with other parallel sizes",
         "sparse_kv_offload_config",
         "SSD offload of Mooncake and MemCache",
-        "MooncakeConnectorV1",
         "SfaRemoteD2HConnector",
     }
 )
