@@ -20,8 +20,8 @@ from kvpool.engine.agreement import Agreement
 from kvpool.engine.hash_probe import hash_probe
 from kvpool.engine.kv_events import kv_events_for
 from kvpool.engine.messages import PoolHandshake, PoolMetadata, WorkerReport
-from kvpool.engine.scheduler_side import SchedulerSide
 from kvpool.engine.opening import open_store
+from kvpool.engine.scheduler_side import SchedulerSide
 from kvpool.engine.setup import host_identity, read_setup
 from kvpool.engine.stats import PoolPromMetrics, PoolStats
 from kvpool.engine.worker_side import WorkerSide

@@ -90,7 +90,8 @@ def read_pull(extra: Mapping[str, object], kv_role: str, kv_port: int, deploymen
         reading = read_fields(SideSizes, raw, where=f"{where}: {side}" if where else side)
         sides[side] = reading.options
         warnings += reading.warnings
-    flat = read_fields(TransferOptions, {k: v for k, v in extra.items() if k in TransferOptions.keys()}, where=where)
+    transfer_keys = set(TransferOptions.keys())
+    flat = read_fields(TransferOptions, {key: extra[key] for key in extra if key in transfer_keys}, where=where)
     prefill, decode = sides["prefill"], sides["decode"]
     if decode.pp_size != 1:
         raise OptionError("pp_size", decode.pp_size, "must be 1 on the decode side", where=f"{where}: decode")

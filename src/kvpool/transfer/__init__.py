@@ -21,7 +21,8 @@ class EngineSettings:
 
 
 def build_engine(name: str, settings: EngineSettings) -> TransferEngine:
-    """A transfer engine, not yet opened. ValueError in one line for an unknown one, or one that cannot reach this device's memory."""
+    """A transfer engine, not yet opened. ValueError in one line for an unknown one, or one that this device's memory is out of
+    reach for."""
     if name == "local_host":
         from kvpool.transfer.engines.local_host import LocalHostEngine
 

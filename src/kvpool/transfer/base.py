@@ -1,10 +1,12 @@
 """Transfer engines: who moves bytes from the memory of one process (prefill) into that of another (decode).
 
-Two kinds. A *one-sided* engine reads the other's memory directly; the other need not do anything but keep it unchanged. A *staged*
-engine has prefill copy what decode will need to a place that both reach, under names bound to the transfer; decode fetches it there.
+Two kinds. A *one-sided* engine reads the other's memory directly; the other need not do anything but keep it unchanged. A
+*staged* engine has prefill copy what decode will need to a place that both reach, under names bound to the transfer; decode
+fetches it there.
 
-Rules for both: any thread may call anything between ``open`` and ``close``; errors travel in results, with the engine's own code and
-text; nothing is written to targets after a call has returned; who reads must ask afterwards whether the source was held all the time.
+Rules for both: any thread may call anything between ``open`` and ``close``; errors travel in results, with the engine's own code
+and text; nothing is written to targets after a call has returned; who reads must ask afterwards whether the source was held all
+the time.
 """
 
 from __future__ import annotations

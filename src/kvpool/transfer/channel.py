@@ -1,7 +1,8 @@
 """The control channel: one listener per prefill engine, questions and answers of at most a few megabytes.
 
 A message is three frames: head (protocol and a nonce), body (msgpack) and the HMAC of both. The answer carries the nonce of its
-question, so neither can be replayed in place of another. Without a secret (off loopback, and said so at start) the HMAC proves nothing.
+question, so neither can be replayed in place of another. Without a secret (off loopback, and said so at start) the HMAC proves
+nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The prefill side's books: which transfers are open, who has read them, and whether they were held all the time.
 
-A transfer is open from the end of its request until every reader has ended, somebody released it, or its time is up; whatever comes
-first ends it, once. Readers learn from the answer to their ``end`` whether the blocks were still held then: only that makes what they
-have read worth anything. Asked from the channel's thread and the engine's; all methods are thread-safe.
+A transfer is open from the end of its request until every reader has ended, somebody released it, or its time is up; whatever
+comes first ends it, once. Readers learn from the answer to their ``end`` whether the blocks were still held then: only that makes
+what they have read worth anything. Asked from the channel's thread and the engine's; all methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Ledger:
                 self._close(transfer, f"prefill could not publish it: {failure}")
             transfer.staged = True
 
-    def begin(self, transfer_id: str, reader: int, prompt: str) -> Tables | None | str:
+    def begin(self, transfer_id: str, reader: int, prompt: str) -> Tables | str | None:
         """The tables to read from; None: ask again; a text: why it cannot be read."""
         with self._lock:
             transfer = self._find(transfer_id)

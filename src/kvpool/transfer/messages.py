@@ -45,7 +45,7 @@ class RankLayout(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """Once per peer. ``record`` is the namespace record; ``pool`` names the pool that stands beside the transfer, if there is one."""
+    """Once per peer. ``record`` is the namespace record; ``pool`` names the pool beside the transfer, if there is one."""
 
     record: str
     readers: int

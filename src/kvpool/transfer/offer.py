@@ -1,7 +1,8 @@
 """Offers: what prefill returns in ``kv_transfer_params`` and a proxy carries to decode.
 
-A client can put anything into a request body, so decode uses only what the prefill side has signed: the transfer's random id, which
-serves only its own blocks, and the address of the prefill engine that keeps it. All other fields are there for proxies, and not read.
+A client can put anything into a request body, so decode uses only what the prefill side has signed: the transfer's random id,
+which serves only its own blocks, and the address of the prefill engine that keeps it. All other fields are there for proxies, and
+not read.
 """
 
 from __future__ import annotations

@@ -158,9 +158,7 @@ class Puller:
             peer.reached.add(rank)
         return address
 
-    def _read(
-        self, peer: Peer, offer: Offer, tables: tuple[tuple[int, ...], ...], wanted: Sequence[Wanted], end: float
-    ) -> int:
+    def _read(self, peer: Peer, offer: Offer, tables: tuple[tuple[int, ...], ...], wanted: Sequence[Wanted], end: float) -> int:
         moved = 0
         rows = {one.group: one for one in wanted if len(one.block_ids)}
         theirs = {group: _their_blocks(tables, one) for group, one in rows.items()}

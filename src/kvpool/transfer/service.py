@@ -9,7 +9,21 @@ from collections.abc import Mapping
 from kvpool.core.namespace import differing_fields
 from kvpool.options.errors import shown
 from kvpool.transfer.ledger import Ledger
-from kvpool.transfer.messages import Begin, End, Gone, Held, Hello, RankLayout, Ready, Refused, Release, Reply, Request, Wait, Welcome
+from kvpool.transfer.messages import (
+    Begin,
+    End,
+    Gone,
+    Held,
+    Hello,
+    RankLayout,
+    Ready,
+    Refused,
+    Release,
+    Reply,
+    Request,
+    Wait,
+    Welcome,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Both sides on one host, no service: prefill puts what decode will read into a small local pool, decode gets it from there.
 
-The pool is one of its own (never the one that keeps prefixes), so transfers evict nothing but each other. Prefill's blocks are free as
-soon as the copy is made; what a killed process leaves behind is taken back by the pool.
+The pool is one of its own (never the one that keeps prefixes), so transfers evict nothing but each other. Prefill's blocks are
+free as soon as the copy is made; what a killed process leaves behind is taken back by the pool.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One copy, straight out of the other process: process_vm_readv of Linux, for processes of one user on one host.
 
-The kernel allows it only where one process may trace the other; the Yama module of stock Ubuntu does not. So a peer counts as reached
-only when bytes that its signed address promises have been read from it: that also tells a process of another container, or a new one
-under an old id, from the real one.
+The kernel allows it only where one process may trace the other; the Yama module of stock Ubuntu does not. So a peer counts as
+reached only when bytes that its signed address promises have been read from it: that also tells a process of another container,
+or a new one under an old id, from the real one.
 """
 
 from __future__ import annotations
