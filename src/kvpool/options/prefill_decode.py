@@ -102,7 +102,7 @@ def read_pull(extra: Mapping[str, object], kv_role: str, kv_port: int, deploymen
         reason = f"names {len(prefill.pp_layer_partition)} stages, but pp_size is {prefill.pp_size}"
         raise OptionError("pp_layer_partition", list(prefill.pp_layer_partition), reason, where=f"{where}: prefill")
     _check_own_side(sides, kv_role, kv_port, deployment, where)
-    options = PullOptions(prefill=prefill, decode=decode, **flat.options.model_dump())
+    options = PullOptions(prefill=prefill, decode=decode, **flat.options.model_dump(exclude_none=True))
     return Reading(options, warnings, {**flat.sources, "prefill": "JSON", "decode": "JSON"})
 
 

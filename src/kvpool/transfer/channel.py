@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -61,7 +62,7 @@ class Responder:
         except zmq.ZMQError as error:
             self._socket.close(0)
             self._context.term()
-            raise OSError(error.errno, f"cannot listen on {endpoint(host, port)}: {error.strerror}") from None
+            raise OSError(f"cannot listen on {endpoint(host, port)}: {os.strerror(error.errno or 0)}") from None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="kvpool-transfer", daemon=True)
         self._thread.start()

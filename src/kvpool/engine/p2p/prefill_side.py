@@ -98,18 +98,15 @@ class PrefillSide:
             if one.layout.rank not in self._layouts:
                 self._layouts[one.layout.rank] = one.layout
                 self._agreement.add(one.info)
+                self._introduce()
         for transfer_id, outcomes in report.published.items():
             self._copied(transfer_id, outcomes)
 
-    def _ready(self) -> bool:
-        if self._service.record:
-            return True
-        self._agreement.settle()
-        if not self._agreement.ready or self._agreement.inputs is None:
-            return False
-        self._service.ranks = tuple(self._layouts[rank] for rank in sorted(self._layouts))
-        self._service.record = self._agreement.inputs.to_json()
-        return True
+    def _introduce(self) -> None:
+        """Once all ranks have reported, which may be after the first offer: until then decode is told to wait."""
+        if self._agreement.settle() and self._agreement.inputs is not None:
+            self._service.ranks = tuple(self._layouts[rank] for rank in sorted(self._layouts))
+            self._service.record = self._agreement.inputs.to_json()
 
     # ---- transfers ----------------------------------------------------------------------------------------------------------
 
@@ -122,8 +119,6 @@ class PrefillSide:
         prompt = prompt_digest(request, self._setup.unit)
         tokens = request.num_prompt_tokens
         problem = "its prompt is not made of tokens" if prompt is None else ""
-        if not self._ready():
-            problem = "not all ranks have introduced themselves"
         tables = tuple(
             tuple(ids[: -(-tokens // group.block_size)]) for ids, group in zip(block_ids, self._setup.groups, strict=True)
         )
