@@ -70,7 +70,7 @@ VARIABLES = (
     ),
     Variable("VLLM_HOST_IP", "kvpool, vLLM", "Address of this host; where MooncakeConnectorV1 listens, unless transfer_host says."),
     Variable(
-        "KVPOOL_SECRET", "kvpool", "Secret of prefill, decode and proxies, by which they know each other. A must off loopback."
+        "KVPOOL_SECRET", "kvpool", "Secret of prefill, decode and proxies, by which they know each other. Set it off loopback."
     ),
     Variable("ACL_OP_INIT_MODE", "CANN", "1 on A3 over HCCS."),
     Variable("ASCEND_RT_VISIBLE_DEVICES", "CANN", "Devices that the process may use."),
