@@ -90,10 +90,11 @@ class PairSpec:
 
 
 def offer(prefill: Engine, prompt: Prompt) -> dict[str, Any]:
-    """What prefill answers for decode."""
+    """What prefill answers for decode. Without vLLM's own entry, for which decode would report prefill's cached tokens as its own."""
     result = prefill.generate([prompt], max_tokens=1, kv_transfer_params=ASK)[0]
     params: dict[str, Any] | None = result["kv_transfer_params"]
     assert params is not None, result
+    params.pop("remote_prefill_cached_tokens", None)
     return params
 
 
