@@ -123,6 +123,29 @@ def test_bc_068_what_decode_holds_by_itself_is_not_pulled(pair, engine):
     both.assert_clean()  # prefill was told
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_several_answers_to_one_prompt_share_one_offer(pair, caching):
+    both = pair("process_vm", {}, {"prefix_caching": caching})
+    params = both.offer("a", PROMPT)
+    for i in range(3):
+        both.decode.add(f"a{i}", PROMPT, 3, params=params)
+    both.decode.run()
+    assert sorted(both.decode.external[f"a{i}"] for i in range(3)) == [0, 0, 99]
+    assert both.decode.ask("later", PROMPT, 3, params=params) == expected_output(PROMPT, 3)
+    both.assert_clean()
+
+
+def test_aborted_twins_leave_the_offer_to_the_last(pair):
+    both = pair("process_vm")
+    params = both.offer("a", PROMPT)
+    for i in range(3):
+        both.decode.add(f"a{i}", PROMPT, 3, params=params)
+    both.decode.abort("a0", "a1")
+    both.decode.run(["a2"])
+    assert both.decode.external["a2"] == 99
+    both.assert_clean()
+
+
 # ---- lifecycle ---------------------------------------------------------------------------------------------------------------
 
 

@@ -31,11 +31,12 @@ def pair(pool, pool_root, monkeypatch):
         halves.append(Half(spec, store))
         return halves[-1]
 
-    def make(beside, engine="local_host", consumer=None, **common):
+    def make(beside, engine="local_host", consumer=None, prefill=None, **common):
         decode = {"options": {**pool.options, **(consumer or {})}}
+        prefill = {"options": pool.options, **(prefill or {})}
         (pool_root / "moves").mkdir(exist_ok=True)
         return make_pair(
-            pool_root / "moves", start, engine, {"options": pool.options}, decode, store=pool, beside=beside, num_blocks=128, **common
+            pool_root / "moves", start, engine, prefill, decode, store=pool, beside=beside, num_blocks=128, **common
         )
 
     yield make
@@ -72,6 +73,35 @@ def test_the_second_turn_of_prefill_is_served_by_what_decode_has_stored(pair, be
     both.decode.forget_local()
     assert both.hand_over("turn2", second, 2) == expected_output(second, 2)
     assert both.prefill.external["turn2"] == (len(PROMPT) + 59) // 16 * 16
+    both.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "told", "heads", "served"),
+    [
+        ({"tp": 2}, {"prefill_tp_size": 2}, 4, True),
+        ({"tp": 4}, {"prefill_tp_size": 4, "decode_tp_size": 1}, 2, True),
+        ({"pp": 2}, {"prefill_pp_size": 2}, 2, True),
+        ({"tp": 2, "pp": 2}, {"prefill_tp_size": 2, "prefill_pp_layer_partition": "1,1"}, 2, True),
+        ({"tp": 2, "pp": 2}, {"prefill_pp_size": 2}, 1, True),
+        ({"tp": 2}, {}, 2, False),
+        ({"pp": 2}, {}, 2, False),
+        ({"tp": 2, "pp": 2}, {"prefill_tp_size": 2}, 2, False),
+    ],
+    ids=str,
+)
+def test_bc_016_what_decode_stores_fits_prefill_of_other_sizes_or_is_not_found(pair, prefill, told, heads, served):
+    both = pair("last", consumer={"consumer_is_to_put": True, "consumer_is_to_load": True, **told}, prefill=prefill, heads=heads)
+    answer = both.hand_over("turn1", PROMPT, 60)
+    for half in (both.decode, both.prefill):
+        half.settle()
+        half.forget_local()
+    second = [*PROMPT, *answer, 5, 6, 7]
+    assert both.hand_over("turn2", second, 2) == expected_output(second, 2)
+    assert both.prefill.external["turn2"] == (144 if served else 96)
+    both.decode.forget_local()
+    both.decode.ask("from the pool", second, 2)
+    assert both.decode.external["from the pool"] == (160 if served else 0)
     both.assert_clean()
 
 

@@ -10,7 +10,6 @@ NOT_YET = frozenset(
         "backend memcache",
         "backend yuanrong",
         "use_layerwise",
-        "storing for a prefill side with other parallel sizes",
         "sparse_kv_offload_config",
         "SSD offload of Mooncake and MemCache",
         "SfaRemoteD2HConnector",

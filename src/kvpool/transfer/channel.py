@@ -23,7 +23,8 @@ from kvpool.transfer.messages import PROTOCOL, Refused, Reply, Request
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 << 20
+MAX_QUESTION = 1 << 20
+MAX_ANSWER = 64 << 20
 _NONCE = 16
 _MAGIC = b"kvpool-transfer-%d:" % PROTOCOL
 _POLL_MS = 100
@@ -39,10 +40,10 @@ def endpoint(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str) -> zmq.Socket[bytes]:
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, max_bytes: int) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     socket.setsockopt(zmq.IPV6, int(":" in host))
     return socket
 
@@ -56,7 +57,7 @@ class Responder:
         self._decoder = msgspec.msgpack.Decoder(Request)
         self._encoder = msgspec.msgpack.Encoder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = _socket(self._context, zmq.ROUTER, host)
+        self._socket = _socket(self._context, zmq.ROUTER, host, MAX_QUESTION)
         try:
             self._socket.bind(endpoint(host, port))
         except zmq.ZMQError as error:
@@ -115,7 +116,7 @@ class Line:
         self._where = endpoint(host, port)
         self._secret = secret
         self._decoder = msgspec.msgpack.Decoder(Reply)
-        self._socket = _socket(context, zmq.DEALER, host)
+        self._socket = _socket(context, zmq.DEALER, host, MAX_ANSWER)
         try:
             self._socket.connect(self._where)
         except zmq.ZMQError as error:

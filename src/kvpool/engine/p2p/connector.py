@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
@@ -116,6 +117,9 @@ class MooncakeConnectorV1(KVConnectorBase_V1, SupportsHMA):
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._prefill is not None:
             self._prefill.bind(kv_cache_manager)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """Another child's of a MultiConnector: our ranks introduce themselves in their first report."""
 
     def on_new_request(self, request: Request) -> None:
         if self._decode is not None:

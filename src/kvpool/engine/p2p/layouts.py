@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvpool.engine.cache_layout import WorkerLayout
+from kvpool.engine.cache_layout import WorkerLayout, is_head_major
 from kvpool.transfer.messages import PageLayout, RankLayout, SpanLayout
 
 if TYPE_CHECKING:
@@ -31,11 +31,3 @@ def rank_layout(layout: WorkerLayout, caches: Mapping[str, torch.Tensor], num_bl
             )
         )
     return RankLayout(rank, tuple(spans), address)
-
-
-def is_head_major(cache: torch.Tensor, num_blocks: int) -> bool:
-    """Whether a page is its heads, one after another: vLLM's logical axes are block, head, token, content."""
-    if cache.dim() != 4 or cache.shape[0] != num_blocks:
-        return False
-    others = [cache.stride(axis) for axis in (2, 3) if cache.shape[axis] > 1]
-    return all(cache.stride(1) > stride for stride in others)

@@ -7,6 +7,7 @@ free as soon as the copy is made; what a killed process leaves behind is taken b
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 POOL = "transfer"
 CLOSED = Result(Status.FATAL, text="the transfer engine is not open")
-_RETRY_DECODE = "decode does not see prefill's shared memory"
+_UNSEEN = "decode does not see prefill's shared memory"
 
 
 class LocalHostEngine(StagedEngine):
@@ -35,6 +36,8 @@ class LocalHostEngine(StagedEngine):
         self._settings = settings
         self._folder: Path = (settings.root or default_root()) / POOL
         self._store: Store | None = None
+        self._joined = b""  # the address of the pool that ``_store`` is
+        self._lock = threading.Lock()
 
     def open(self, regions: Sequence[tuple[int, int]]) -> None:
         if self._settings.producer:
@@ -55,11 +58,13 @@ class LocalHostEngine(StagedEngine):
     def reach(self, address: bytes) -> str:
         try:
             if self.address() != address:
-                return f"{_RETRY_DECODE}: both must see one {self._folder}"
-            if self._store is None:
-                self._store = self._open(None)
+                return f"{_UNSEEN}: both must see one {self._folder}"
+            with self._lock:
+                if self._joined != address:  # the first time, or somebody has deleted the pool since
+                    self.close()
+                    self._store, self._joined = self._open(None), address
         except (OSError, ValueError) as error:
-            return f"{_RETRY_DECODE}: {error}"
+            return f"{_UNSEEN}: {error}"
         return ""
 
     def publish(self, batch: Batch, deadline_s: float) -> Result:
