@@ -41,7 +41,7 @@ class PairSpec:
         return EngineSpec(
             model=self.model,
             args={**args, "kv_transfer_config": self._transfer(role)},
-            env={"KVPOOL_SECRET": SECRET, "ASCEND_TRANSFER_TIMEOUT": "10000", **self.env},
+            env={"KVPOOL_SECRET": SECRET, **self.env},
         )
 
     def _transfer(self, role: str) -> dict[str, Any]:

@@ -138,6 +138,7 @@ class PrefillSide:
         self._ledger.open(transfer_id, prompt, tables, staged)
         if staged:
             self._publishes.append(PublishJob(transfer_id, tables))
+        logger.debug("kvpool: transfer %s: request %s is offered", transfer_id, request.request_id)
         offer = Offer(transfer_id, self._service.instance, setup.host, setup.port, request.num_prompt_tokens)
         return offer.to_params(setup.secret, setup.engine_id, request.request_id, tables)
 
@@ -148,6 +149,7 @@ class PrefillSide:
         sending.copying -= len(outcomes)
         sending.failure = next(filter(None, (sending.failure, *outcomes)), "")
         if sending.copying <= 0:
+            logger.debug("kvpool: transfer %s: copied by all ranks %s", transfer_id, sending.failure)
             self._unpin(sending)
             self._ledger.published(transfer_id, sending.failure)
             self._finish(transfer_id, sending)

@@ -86,9 +86,11 @@ class TransferWorker:
                 self._threads.submit(lambda job=job: self._publish(job, written))  # type: ignore[misc]
 
     def _publish(self, job: PublishJob, written: Event) -> None:
+        began = time.monotonic()
         try:
             written.wait()
             failure = self._copy_out(job)
+            logger.debug("kvpool: transfer %s: published in %.1f ms", job.transfer_id, (time.monotonic() - began) * 1000)
         except Exception as error:
             logger.exception("kvpool: transfer %s could not be published", job.transfer_id)
             failure = f"{type(error).__name__}: {error}"
