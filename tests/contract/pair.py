@@ -101,7 +101,12 @@ class Pair:
 
 
 def make_pair(
-    root: Path, start: Callable[[Spec, Any], Half], engine: str, prefill: Mapping[str, Any], decode: Mapping[str, Any], **common: Any
+    root: Path,
+    start: Callable[[Spec, Any], Half],
+    engine: str,
+    prefill: Mapping[str, Any],
+    decode: Mapping[str, Any],
+    **common: Any,
 ) -> Pair:
     """``prefill`` and ``decode`` are fields of ``Spec`` for one side, ``common`` for both."""
     pull = {

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from kvpool.engine.p2p.metric_table import TRANSFER_METRICS
+from kvpool.engine.stats import split_name
 from kvpool.stores.base import Result, Status
 from kvpool.transfer import ledger as ledgers
 from kvpool.transfer.channel import ChannelError, Line
@@ -81,9 +83,7 @@ def test_the_oracle_notices_a_wrong_byte(pair, engine, monkeypatch):
     else:
         moved = both.decode.workers[0]._engine
         fetch = moved.fetch
-        monkeypatch.setattr(
-            moved, "fetch", lambda batch, left: (r := fetch(batch, left), both.decode.ranks[0].memory.__iadd__(1))[0]
-        )
+        monkeypatch.setattr(moved, "fetch", lambda batch, left: (fetch(batch, left), both.decode.ranks[0].memory.__iadd__(1))[0])
     with pytest.raises(OracleError):
         both.decode.ask("a", PROMPT, 3, params=params)
 
@@ -322,6 +322,21 @@ def test_a_reset_of_prefill_withdraws_what_is_offered(pair):
     both.decode.ask("a", PROMPT, 3, params=params)
     assert both.decode.answers["a"].tokens == expected_output(PROMPT, 3)
     both.assert_clean()
+
+
+@engines
+def test_metrics_tell_offers_and_pulls(pair, engine):
+    both = pair(engine, policy="recompute")
+    offered, pulled = both.prefill.count_metrics(), both.decode.count_metrics()
+    both.hand_over("a", PROMPT)
+    both.decode.ask("other", [1, *PROMPT[1:]], 1, params=both.offer("b", PROMPT[::-1]))
+    both.prefill.side._ledger.drop_all("end of test")
+    both.prefill.ask("c", PROMPT[:20])
+    both.assert_clean()
+    assert (offered["offers"], offered["unread_offers/reason=lost"]) == (2, 1)
+    assert (pulled["pulls/reason=ok"], pulled["pulls/reason=failed"]) == (1, 1)
+    assert pulled["pulled_bytes"] == 7 * 2 * 2 * 16 * 32
+    assert {split_name(name.removeprefix("gauge:"))[0] for name in [*offered, *pulled]} <= set(TRANSFER_METRICS)
 
 
 # ---- nothing in a request body is trusted ------------------------------------------------------------------------------------

@@ -35,9 +35,7 @@ def pair(pool, pool_root, monkeypatch):
         decode = {"options": {**pool.options, **(consumer or {})}}
         prefill = {"options": pool.options, **(prefill or {})}
         (pool_root / "moves").mkdir(exist_ok=True)
-        return make_pair(
-            pool_root / "moves", start, engine, prefill, decode, store=pool, beside=beside, num_blocks=128, **common
-        )
+        return make_pair(pool_root / "moves", start, engine, prefill, decode, store=pool, beside=beside, num_blocks=128, **common)
 
     yield make
     for half in halves:

@@ -18,7 +18,7 @@ StartEngine = Callable[[EngineSpec], Engine]
 
 @dataclass
 class PairSpec:
-    """``prefill`` and ``decode`` are engine arguments; ``beside`` puts AscendStoreConnector "first" or "last" next to the transfer."""
+    """``prefill`` and ``decode`` are engine arguments; ``beside`` puts AscendStoreConnector "first" or "last" beside it."""
 
     model: str
     root: Path
@@ -90,7 +90,7 @@ class PairSpec:
 
 
 def offer(prefill: Engine, prompt: Prompt) -> dict[str, Any]:
-    """What prefill answers for decode. Without vLLM's own entry, for which decode would report prefill's cached tokens as its own."""
+    """What prefill answers for decode, without vLLM's own entry: with it decode reports prefill's cached tokens as its own."""
     result = prefill.generate([prompt], max_tokens=1, kv_transfer_params=ASK)[0]
     params: dict[str, Any] | None = result["kv_transfer_params"]
     assert params is not None, result

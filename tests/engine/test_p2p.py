@@ -1,4 +1,4 @@
-"""Prefill and decode as two real engines on one machine: outputs equal one engine's, and nothing that dies takes the other along."""
+"""Prefill and decode as two real engines on one machine: outputs equal one engine's, and what dies takes nothing along."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Storing for a side with other parallel sizes: one rank's layout cut into the shards of that side.
 
-A decode rank with all layers and four heads stores, for a prefill side with two stages and TP 2, four objects a block, each named and
-made as prefill's own ranks name and make them. What cannot be cut stays whole: the other side then finds nothing, never wrong bytes.
+A decode rank with all layers and four heads stores, for a prefill side with two stages and TP 2, four objects a block, each named
+and made as prefill's own ranks name and make them. What cannot be cut stays whole: the other side then finds nothing, never wrong
+bytes.
 """
 
 from __future__ import annotations
@@ -53,6 +54,6 @@ def _cut(layout: BlockLayout, own: HeadSpan, pages: Sequence[PageRun], first: in
     for page in pages:
         width = page.nbytes // count
         whole = (first, last) == (own.first, own.last)
-        start, nbytes = ((0, page.nbytes) if whole else ((first - own.first) * width, (last - first + 1) * width))
+        start, nbytes = (0, page.nbytes) if whole else ((first - own.first) * width, (last - first + 1) * width)
         runs.append(replace(page, base=page.base + start, nbytes=nbytes))
     return replace(layout, shard=shard, pages=tuple(runs))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -40,12 +41,17 @@ def endpoint(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def _numeric(host: str) -> str:
+    """ZeroMQ binds to numbers and interfaces, not to names. OSError for a name that nobody knows."""
+    return str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
+
+
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, max_bytes: int) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, _LINGER_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-    socket.setsockopt(zmq.IPV6, int(":" in host))
-    return socket
+    made = context.socket(kind)
+    made.setsockopt(zmq.LINGER, _LINGER_MS)
+    made.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    made.setsockopt(zmq.IPV6, int(":" in host))
+    return made
 
 
 class Responder:
@@ -59,8 +65,8 @@ class Responder:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _socket(self._context, zmq.ROUTER, host, MAX_QUESTION)
         try:
-            self._socket.bind(endpoint(host, port))
-        except zmq.ZMQError as error:
+            self._socket.bind(endpoint(_numeric(host), port))
+        except (zmq.ZMQError, OSError) as error:
             self._socket.close(0)
             self._context.term()
             raise OSError(f"cannot listen on {endpoint(host, port)}: {os.strerror(error.errno or 0)}") from None

@@ -35,11 +35,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """How a transfer ended; ``reason`` is empty where every reader has read it."""
+    """How a transfer ended; ``reason`` is empty where every reader has read it. ``released``: nobody wanted it any more."""
 
     transfer_id: str
     reason: str
     readers: frozenset[int]
+    released: bool = False
 
 
 class Ledger:
@@ -106,7 +107,7 @@ class Ledger:
         with self._lock:
             transfer = self._open.get(transfer_id)
             if transfer is not None and not transfer.begun:
-                self._close(transfer, reason)
+                self._close(transfer, reason, released=True)
 
     def drop_all(self, reason: str) -> None:
         """End everything: what is being read is worth nothing."""
@@ -144,9 +145,9 @@ class Ledger:
     def _gone(self, closed: Closed) -> str:
         return closed.reason or "all readers have ended"
 
-    def _close(self, transfer: Transfer, reason: str) -> Closed:
+    def _close(self, transfer: Transfer, reason: str, released: bool = False) -> Closed:
         self._open.pop(transfer.transfer_id, None)
-        closed = Closed(transfer.transfer_id, reason, frozenset(transfer.ended))
+        closed = Closed(transfer.transfer_id, reason, frozenset(transfer.ended), released)
         self._closed[transfer.transfer_id] = closed
         if len(self._closed) > REMEMBERED:
             self._closed.popitem(last=False)

@@ -13,7 +13,9 @@ def test_a_signature_is_known_and_verifies():
     assert verify(b"key", b"The quick brown fox jumps over the lazy dog", tag)
 
 
-@pytest.mark.parametrize(("secret", "payload", "change"), [(b"other", b"x", 0), (b"key", b"y", 0), (b"key", b"x", 1), (b"", b"x", 0)])
+@pytest.mark.parametrize(
+    ("secret", "payload", "change"), [(b"other", b"x", 0), (b"key", b"y", 0), (b"key", b"x", 1), (b"", b"x", 0)]
+)
 def test_anything_else_does_not(secret, payload, change):
     tag = bytearray(sign(b"key", b"x"))
     tag[0] ^= change

@@ -189,7 +189,15 @@ def test_release_is_held_for_an_older_instance(served):
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("::1", True), ("10.0.0.1", False), ("0.0.0.0", False), ("node7", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("::1", True),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("node7", False),
+    ],
 )
 def test_loopback(host, expected):
     assert is_loopback(host) is expected

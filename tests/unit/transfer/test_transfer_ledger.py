@@ -89,7 +89,9 @@ def test_time_counts_although_nobody_swept(clock):
     assert [t for t, _ in closed(ledger)] == ["t"]
 
 
-@pytest.mark.parametrize(("reader", "prompt", "told"), [(0, "other", "another prompt"), (1, "prompt", "reader 1"), (-1, "prompt", "reader -1")])
+@pytest.mark.parametrize(
+    ("reader", "prompt", "told"), [(0, "other", "another prompt"), (1, "prompt", "reader 1"), (-1, "prompt", "reader -1")]
+)
 def test_who_may_not_read(clock, reader, prompt, told):
     ledger = opened(clock)
     assert told in ledger.begin("t", reader, prompt)
@@ -119,7 +121,9 @@ def test_release_before_anybody_reads(clock):
     assert "decode has it" in ledger.begin("t", 0, "prompt")
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["open", "begin", "end", "release", "time", "sweep", "drop"]), st.integers(0, 3), st.integers(0, 2)))
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["open", "begin", "end", "release", "time", "sweep", "drop"]), st.integers(0, 3), st.integers(0, 2))
+)
 
 
 @given(EVENTS)

@@ -58,7 +58,9 @@ def copied(prefill: Side, decode: Side, rank: int, choice: int, theirs: list[int
     return used
 
 
-sizes = st.tuples(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4]), st.integers(0, 4))
+sizes = st.tuples(
+    st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4]), st.integers(0, 4)
+)
 
 
 @settings(max_examples=60)

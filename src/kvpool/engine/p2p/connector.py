@@ -20,12 +20,14 @@ from kvpool.engine.p2p.decode_side import DecodeSide
 from kvpool.engine.p2p.messages import TransferMetadata, TransferReport
 from kvpool.engine.p2p.prefill_side import PrefillSide
 from kvpool.engine.p2p.setup import read_pull_setup
+from kvpool.engine.p2p.stats import TransferPromMetrics, TransferStats
 from kvpool.engine.p2p.worker import TransferWorker
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.config.kv_transfer import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import PromMetric, PromMetricT
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -162,6 +164,25 @@ class MooncakeConnectorV1(KVConnectorBase_V1, SupportsHMA):
         return self._prefill.reset() if self._prefill is not None else True
 
     # ---- both ---------------------------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> TransferStats | None:
+        if self._worker is not None:
+            return self._worker.take_stats()
+        return self._prefill.take_stats() if self._prefill is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
+        return TransferStats(data=data if data is not None else {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TransferPromMetrics:
+        return TransferPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         (self._prefill or self._decode or self.transfer_worker).shutdown()

@@ -170,7 +170,12 @@ class DecodeSide:
 
     def open_counts(self) -> dict[str, int]:
         """Sizes of all tables: every one is 0 when the engine is idle."""
-        return {"arrivals": len(self._arrivals), "sharers": len(self._sharers), "pulls": len(self._pulls), "releases": self._releases.backlog()}
+        return {
+            "arrivals": len(self._arrivals),
+            "sharers": len(self._sharers),
+            "pulls": len(self._pulls),
+            "releases": self._releases.backlog(),
+        }
 
     def shutdown(self) -> None:
         self._releases.close(2.0)

@@ -20,8 +20,10 @@ from kvpool.engine.log_gate import LogGate
 from kvpool.engine.p2p.messages import PublishJob, TransferMetadata, TransferReport
 from kvpool.engine.p2p.prompt import prompt_digest
 from kvpool.engine.p2p.setup import PullSetup
+from kvpool.engine.p2p.stats import TransferStats
 from kvpool.engine.pins import BlockPins
 from kvpool.engine.setup import host_identity
+from kvpool.engine.stats import labelled
 from kvpool.engine.threads import WorkerThreads
 from kvpool.transfer import build_engine
 from kvpool.transfer.base import StagedEngine
@@ -73,6 +75,8 @@ class PrefillSide:
         self._jobs = 0
         self._withdrawals = WorkerThreads("withdraw", 1)
         self._log = LogGate()
+        self._stats = TransferStats()
+        self._told_gauges: dict[str, float] = {}
         try:
             self._responder = Responder(setup.host, setup.port, setup.secret.value, self._service.answer)
         except OSError as error:
@@ -133,6 +137,7 @@ class PrefillSide:
         setup, transfer_id = self._setup, secrets.token_hex(16)
         self._jobs += 1
         staged = self._staging is not None
+        self._stats.add("offers")
         self._pins.pin(self._jobs, [block for table in tables for block in table if block], saving=False)
         self._sendings[transfer_id] = Sending(self._jobs, tables, setup.world_size if staged else 0)
         self._ledger.open(transfer_id, prompt, tables, staged)
@@ -158,7 +163,9 @@ class PrefillSide:
         """Let go of what has ended since the last time."""
         for closed in self._ledger.take_closed():
             sending = self._sendings.get(closed.transfer_id)
-            if closed.reason and (more := self._log.ask("unread")) is not None:
+            if closed.reason:
+                self._stats.add(labelled("unread_offers", reason="released" if closed.released else "lost"))
+            if closed.reason and not closed.released and (more := self._log.ask("unread")) is not None:
                 logger.warning("kvpool: transfer %s was not read to the end: %s%s", closed.transfer_id, closed.reason, more)
             if sending is not None:
                 sending.ended = True
@@ -204,6 +211,16 @@ class PrefillSide:
         self._ledger.drop_all("prefill's cache was reset")
         self.sweep()
         return True
+
+    def take_stats(self) -> TransferStats | None:
+        """What has been counted since the last call; gauges once they have changed."""
+        gauges: dict[str, float] = {"open_offers": len(self._ledger), "offer_pinned_blocks": self._pins.total}
+        if self._stats.is_empty() and gauges == self._told_gauges:
+            return None
+        taken, self._stats, self._told_gauges = self._stats, TransferStats(), gauges
+        for name, value in gauges.items():
+            taken.gauge(name, value)
+        return taken
 
     def open_counts(self) -> dict[str, int]:
         """Sizes of all tables: every one is 0 once all transfers have ended."""

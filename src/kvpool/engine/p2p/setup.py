@@ -33,6 +33,7 @@ logger = init_logger("vllm.kvpool")
 
 HOLD = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 HOLD_S = 480
+WILDCARDS = ("0.0.0.0", "::", "[::]", "*")
 HOST_VARIABLES = ("VLLM_HOST_IP", "HCCL_IF_IP")
 
 
@@ -133,11 +134,13 @@ def hold_seconds(env: Mapping[str, str]) -> float:
 
 
 def _host(options: PullOptions, env: Mapping[str, str]) -> tuple[str, str]:
-    if options.transfer_host is not None:
-        return options.transfer_host, "transfer_host"
-    for variable in HOST_VARIABLES:
-        if env.get(variable):
-            return env[variable], variable
+    """Where this side is found, and what says so. OptionError for an address that is none to go to."""
+    given = [("transfer_host", options.transfer_host), *((name, env.get(name)) for name in HOST_VARIABLES)]
+    for name, host in given:
+        if host in WILDCARDS:
+            raise OptionError(name, host, "is where decode finds prefill: expected an address of this host")
+        if host:
+            return host, name
     return "127.0.0.1", f"neither transfer_host nor {' nor '.join(HOST_VARIABLES)} is set"
 
 

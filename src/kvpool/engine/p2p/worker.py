@@ -18,7 +18,9 @@ from kvpool.engine.messages import RankInfo
 from kvpool.engine.p2p.layouts import rank_layout
 from kvpool.engine.p2p.messages import Introduction, PublishJob, PullJob, TransferMetadata, TransferReport
 from kvpool.engine.p2p.setup import PullSetup
+from kvpool.engine.p2p.stats import TransferStats
 from kvpool.engine.setup import host_identity
+from kvpool.engine.stats import labelled
 from kvpool.engine.threads import WorkerThreads
 from kvpool.stores.base import Batch, Status
 from kvpool.transfer import TransferEngine, build_engine
@@ -59,6 +61,7 @@ class TransferWorker:
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._published: dict[str, list[str]] = {}
+        self._stats = TransferStats()
         self._log = LogGate()
 
     def register(self, vllm_config: VllmConfig, kv_config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> None:
@@ -126,28 +129,38 @@ class TransferWorker:
         for job in meta.pulls:
             self._start()
             ticket = self._threads.submit(lambda job=job: self._pull(job, meta.probe))  # type: ignore[misc]
-            ticket.then(lambda ended, job=job: self._pulled(job, ended.error))  # type: ignore[misc]
+            # Also where the thread itself fails, the request is told of.
+            ticket.then(lambda ended, job=job: self._pulled(job, ended.value or str(ended.error or "")))  # type: ignore[misc]
 
-    def _pull(self, job: PullJob, probe: str) -> None:
+    def _pull(self, job: PullJob, probe: str) -> str:
+        """What went wrong; "" where the blocks hold prefill's KV."""
         began = time.monotonic()
-        nbytes = self._meet_puller(probe).pull(job.offer, job.prompt, job.wanted, self._setup.deadline_s)
+        try:
+            nbytes = self._meet_puller(probe).pull(job.offer, job.prompt, job.wanted, self._setup.deadline_s)
+        except PullError as error:
+            return str(error)
         seconds = time.monotonic() - began
+        with self._lock:
+            self._stats.add("pulled_bytes", nbytes)
+            self._stats.observe("pull_seconds", seconds)
         logger.debug("kvpool: request %s: %d bytes pulled in %.1f ms", job.request_id, nbytes, seconds * 1000)
+        return ""
 
-    def _pulled(self, job: PullJob, error: BaseException | None) -> None:
+    def _pulled(self, job: PullJob, failure: str) -> None:
         """Whatever happened, the request is told of once."""
-        if error is not None and (more := self._log.ask("pull")) is not None:
+        if failure and (more := self._log.ask("pull")) is not None:
             logger.error(
                 "kvpool: the KV of request %s was not pulled: %s (kv_load_failure_policy: %s)%s",
                 job.request_id,
-                error if isinstance(error, PullError) else f"{type(error).__name__}: {error}",
+                failure,
                 self._setup.policy,
                 more,
             )
         with self._lock:
             self._running -= 1
             self._finished.add(job.request_id)
-            if error is not None:
+            self._stats.add(labelled("pulls", reason="failed" if failure else "ok"))
+            if failure:
                 self._failed.add(job.request_id)
 
     def _meet_puller(self, probe: str) -> Puller:
@@ -179,6 +192,11 @@ class TransferWorker:
             published, self._published = self._published, {}
         introductions = [self._introduction] if self._introduction is not None and not self._met else []
         return TransferReport(introductions, published) if published or introductions else None
+
+    def take_stats(self) -> TransferStats | None:
+        with self._lock:
+            taken, self._stats = self._stats, TransferStats()
+        return None if taken.is_empty() else taken
 
     def open_counts(self) -> dict[str, int]:
         """Sizes of all tables: every one is 0 when the engine is idle."""
