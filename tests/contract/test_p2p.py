@@ -220,6 +220,7 @@ def test_bc_078_bc_141_engines_that_do_not_fit_refuse_and_name_the_field(pair, p
     assert_by_policy(both, "a", policy)
     assert named in caplog_vllm.text
     both.decode.ask("still alive", PROMPT[:20])
+    both.assert_clean()  # prefill was told that nobody will read it
 
 
 @policies

@@ -12,7 +12,7 @@ from kvpool.core.recent import RecentSet
 from kvpool.stores.base import Batch, Status
 from kvpool.transfer.base import OneSidedEngine, StagedEngine, TransferEngine
 from kvpool.transfer.channel import Caller, ChannelError, Line
-from kvpool.transfer.messages import Begin, End, Gone, Held, Hello, RankLayout, Ready, Refused, Wait, Welcome
+from kvpool.transfer.messages import Begin, End, Gone, Held, Hello, RankLayout, Ready, Refused, Release, Wait, Welcome
 from kvpool.transfer.names import choice_of, object_keys
 from kvpool.transfer.offer import Offer
 from kvpool.transfer.plan import PlanError, SpanReads, plan_reads
@@ -73,7 +73,11 @@ class Puller:
             raise PullError(f"prefill at {offer.host}:{offer.port} did not answer a moment ago")
         try:
             with self._caller.line(*where) as line:
-                peer = self._meet(line, offer, end)
+                try:
+                    peer = self._meet(line, offer, end)
+                except PullError as error:
+                    line.ask(Release(offer.transfer_id, offer.instance, str(error)), ANSWER_S)  # nobody here can read it
+                    raise
                 tables = self._begin(line, offer, prompt, end)
                 try:
                     nbytes = self._read(peer, offer, tables, wanted, end)
