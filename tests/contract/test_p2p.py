@@ -14,35 +14,12 @@ from kvpool.transfer.channel import ChannelError, Line
 from kvpool.transfer.messages import End
 from tests.contract.content import expected_output
 from tests.contract.harness import OracleError
-from tests.contract.pair import ASK, Half, make_pair
+from tests.contract.pair import ASK
 
 PROMPT = list(range(100, 200))
 SLIDING = (("full", 0), ("sliding", 32))
 engines = pytest.mark.parametrize("engine", ["local_host", "process_vm"])
 policies = pytest.mark.parametrize("policy", ["recompute", "fail"])
-
-
-@pytest.fixture
-def pair(pool_root, monkeypatch):
-    """Start pairs: ``pair("local_host", {prefill's Spec fields}, {decode's}, common=...)``."""
-    monkeypatch.setenv("KVPOOL_SECRET", "a secret of tests")
-    for name in ("VLLM_HOST_IP", "HCCL_IF_IP"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ASCEND_TRANSFER_TIMEOUT", "8000")
-    halves: list[Half] = []
-
-    def start(spec, store=None):
-        halves.append(Half(spec, store))
-        return halves[-1]
-
-    def make(engine="local_host", prefill=None, decode=None, **common):
-        made = make_pair(pool_root, start, engine, prefill or {}, decode or {}, **common)
-        made.start = start
-        return made
-
-    yield make
-    for half in halves:
-        half.close()
 
 
 # ---- what arrives is exactly what prefill computed ----------------------------------------------------------------------------
@@ -338,63 +315,6 @@ def test_metrics_tell_offers_and_pulls(pair, engine):
     assert (pulled["pulls/reason=ok"], pulled["pulls/reason=failed"]) == (1, 1)
     assert pulled["pulled_bytes"] == 7 * 2 * 2 * 16 * 32
     assert {split_name(name.removeprefix("gauge:"))[0] for name in [*offered, *pulled]} <= set(TRANSFER_METRICS)
-
-
-# ---- nothing in a request body is trusted ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"remote_host": "10.0.0.1"},
-        {"remote_port": 1},
-        {"transfer_id": "0" * 32},
-        {"transfer_instance": "x"},
-        {"transfer_tokens": 5},
-        {"transfer_signature": "AAAA"},
-        {"transfer_signature": None},
-        {"transfer_protocol": 99},
-    ],
-    ids=str,
-)
-def test_params_that_prefill_did_not_sign_are_as_if_not_there(pair, change):
-    both = pair(policy="fail")
-    params = both.offer("a", PROMPT)
-    assert both.decode.ask("a", PROMPT, 3, params={**params, **change}) == expected_output(PROMPT, 3)
-    assert both.decode.external["a"] == 0
-    both.prefill.side._ledger.drop_all("end of test")
-    both.assert_clean()
-
-
-def test_an_offer_serves_only_its_own_prompt(pair):
-    both = pair(policy="recompute")
-    params = both.offer("a", PROMPT)
-    other = [*PROMPT[:-1], 7]
-    assert both.decode.ask("b", other, 3, params=params) == expected_output(other, 3)
-    shorter = PROMPT[:-1]
-    assert both.decode.ask("c", shorter, 3, params=params) == expected_output(shorter, 3)
-    salted = both.offer("s", PROMPT, salt="mine")
-    both.decode.forget_local()
-    assert both.decode.ask("d", PROMPT, 3, params=salted) == expected_output(PROMPT, 3)
-    both.prefill.side._ledger.drop_all("end of test")
-    both.assert_clean()
-
-
-def test_other_fields_may_be_changed_by_a_proxy(pair):
-    both = pair()
-    params = both.offer("a", PROMPT)
-    changed = {**params, "remote_block_ids": [[1]], "remote_engine_id": "x", "do_remote_decode": None, "more": 1}
-    assert both.decode.ask("a", PROMPT, 3, params=changed) == expected_output(PROMPT, 3)
-    assert both.decode.external["a"] == 99
-
-
-# ---- start -------------------------------------------------------------------------------------------------------------------
-
-
-def test_bc_108_bc_142_a_taken_port_is_an_error_at_start_that_names_it(pair):
-    both = pair()
-    with pytest.raises(RuntimeError, match=f"kv_port {both.prefill.spec.port}: cannot listen on tcp://127.0.0.1"):
-        pair(port=both.prefill.spec.port)
 
 
 def test_the_ledger_bounds_what_it_remembers(pair, monkeypatch):

@@ -93,3 +93,9 @@ def test_how_long_prefill_keeps_blocks(value):
 def test_what_is_refused(read, fields, told):
     with pytest.raises(OptionError, match=told):
         read(**fields)
+
+
+def test_bc_108_bc_142_a_taken_port_is_an_error_at_start_that_names_it(pair):
+    both = pair()
+    with pytest.raises(RuntimeError, match=f"kv_port {both.prefill.spec.port}: cannot listen on tcp://127.0.0.1"):
+        pair(port=both.prefill.spec.port)

@@ -91,8 +91,8 @@ def _without_effect(options: AscendStoreOptions, given: set[str], kv_role: str) 
     prefill, decode = options.prefill_tp_size, options.decode_tp_size
     if prefill and decode and prefill != decode and not (consumer and options.consumer_is_to_put and prefill % decode == 0):
         warnings.append(
-            "prefill_tp_size and decode_tp_size differ: models with several KV heads then share nothing between the sides, unless a "
-            "kv_consumer with consumer_is_to_put stores for prefill"
+            "prefill_tp_size and decode_tp_size differ: models with several KV heads then share nothing between the sides, "
+            "unless a kv_consumer with consumer_is_to_put stores for prefill"
         )
     return warnings
 
