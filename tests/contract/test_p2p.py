@@ -168,6 +168,38 @@ def test_bc_140_a_failed_read_ends_by_policy_on_both_sides(pair, engine, policy,
     both.assert_clean()
 
 
+@policies
+@pytest.mark.parametrize("error", [AssertionError(), ValueError("broken"), MemoryError()], ids=repr)
+def test_an_error_that_nobody_foresaw_is_a_failed_pull(pair, policy, error, monkeypatch):
+    both = pair("process_vm", policy=policy)
+    moved = both.decode.workers[0]._engine
+    monkeypatch.setattr(moved, "read", lambda *args: (_ for _ in ()).throw(error))
+    both.hand_over("a", PROMPT)
+    assert_by_policy(both, "a", policy)
+    both.assert_clean()
+
+
+@policies
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_that_fails_fails_the_request(pair, policy, rank, monkeypatch):
+    both = pair("process_vm", {"tp": 2}, {"tp": 2}, policy=policy)
+    moved = both.decode.workers[rank]._engine
+    monkeypatch.setattr(moved, "read", lambda *args: Result(Status.FATAL, text="broken"))
+    both.hand_over("a", PROMPT)
+    assert_by_policy(both, "a", policy)
+    both.assert_clean()
+
+
+def test_a_request_id_that_is_used_again_is_another_transfer(pair):
+    both = pair("process_vm")
+    offers = {tuple(p): both.offer("same", p) for p in (PROMPT, PROMPT[::-1])}
+    assert len({o["transfer_id"] for o in offers.values()}) == 2
+    for prompt, params in offers.items():
+        assert both.decode.ask("same", list(prompt), 3, params=params) == expected_output(list(prompt), 3)
+        assert both.decode.external["same"] == 99
+    both.assert_clean()
+
+
 def assert_by_policy(both, name, policy):
     answer = both.decode.answers[name]
     if policy == "recompute":

@@ -21,7 +21,7 @@ from kvpool.engine.p2p.setup import PullSetup
 from kvpool.engine.p2p.stats import TransferStats
 from kvpool.engine.setup import host_identity
 from kvpool.engine.stats import labelled
-from kvpool.engine.threads import WorkerThreads
+from kvpool.engine.threads import Ticket, WorkerThreads
 from kvpool.stores.base import Batch, Status
 from kvpool.transfer import TransferEngine, build_engine
 from kvpool.transfer.base import StagedEngine
@@ -129,8 +129,7 @@ class TransferWorker:
         for job in meta.pulls:
             self._start()
             ticket = self._threads.submit(lambda job=job: self._pull(job, meta.probe))  # type: ignore[misc]
-            # Also where the thread itself fails, the request is told of.
-            ticket.then(lambda ended, job=job: self._pulled(job, ended.value or str(ended.error or "")))  # type: ignore[misc]
+            ticket.then(lambda ended, job=job: self._pulled(job, _failure(ended)))  # type: ignore[misc]
 
     def _pull(self, job: PullJob, probe: str) -> str:
         """What went wrong; "" where the blocks hold prefill's KV."""
@@ -208,3 +207,10 @@ class TransferWorker:
         self._caller.close()
         if self._engine is not None and quiet:
             self._engine.close()
+
+
+def _failure(ended: Ticket[str]) -> str:
+    """What went wrong with a pull, also where it was nothing that pulls know of."""
+    if ended.error is not None:
+        return f"{type(ended.error).__name__}: {ended.error}"
+    return ended.value if ended.value is not None else "it was never begun"
