@@ -89,9 +89,9 @@ class PairSpec:
             return first.result(), second.result()
 
 
-def offer(prefill: Engine, prompt: Prompt) -> dict[str, Any]:
+def offer(prefill: Engine, prompt: Prompt, **more: Any) -> dict[str, Any]:
     """What prefill answers for decode, without vLLM's own entry: with it decode reports prefill's cached tokens as its own."""
-    result = prefill.generate([prompt], max_tokens=1, kv_transfer_params=ASK)[0]
+    result = prefill.generate([prompt], max_tokens=1, kv_transfer_params=ASK, **more)[0]
     params: dict[str, Any] | None = result["kv_transfer_params"]
     assert params is not None, result
     params.pop("remote_prefill_cached_tokens", None)

@@ -61,6 +61,27 @@ def test_outputs_equal_one_engines(case: str, pool_root: Path, start_engine: Sta
 
 
 @pytest.mark.slow
+def test_the_pool_before_the_transfer(pool_root: Path, start_engine: StartEngine) -> None:
+    """The other order of the children; the order of a real pair in CI is the guides'."""
+    spec = PairSpec("qwen3", pool_root, beside="first", consumer={"consumer_is_to_put": True})
+    prefill, decode = spec.start(start_engine)
+    check_exact(prefill, decode, seed=4000)
+    check_second_turn(prefill, decode)
+
+
+@pytest.mark.slow
+def test_data_parallel_ranks_on_both_sides(pool_root: Path, start_engine: StartEngine) -> None:
+    ranks = {"data_parallel_size": 2}
+    prefill, decode = PairSpec("qwen3", pool_root, prefill=ranks, decode=ranks).start(start_engine)
+    for number, (there, here) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        prompt = tokens((5000 + number, 400))
+        expected = decode.generate([prompt], max_tokens=12, cache_salt="cold", dp_ranks=[here])[0]["token_ids"]
+        result = ask(decode, prompt, offer(prefill, prompt, dp_ranks=[there]), dp_ranks=[here])
+        assert result["token_ids"] == expected
+        assert result["num_cached_tokens"] == len(prompt) - 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 def test_a_pull_that_fails_ends_by_policy(policy: str, pool_root: Path, start_engine: StartEngine) -> None:
     prefill, decode = PairSpec("gemma3", pool_root, policy=policy, engine="process_vm").start(start_engine)
