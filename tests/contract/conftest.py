@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.harness import Harness
+from tests.contract.pair import Half, Pair, make_pair
 from tests.contract.spec import Spec
 
 
@@ -23,3 +25,26 @@ def start() -> Iterator[Callable[..., Harness]]:
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def pair(pool_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
+    """Start pairs: ``pair("local_host", {prefill's Spec fields}, {decode's}, common=...)``."""
+    monkeypatch.setenv("KVPOOL_SECRET", "a secret of tests")
+    for name in ("VLLM_HOST_IP", "HCCL_IF_IP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ASCEND_TRANSFER_TIMEOUT", "8000")
+    halves: list[Half] = []
+
+    def start(spec: Spec, store: Any) -> Half:
+        halves.append(Half(spec, store))
+        return halves[-1]
+
+    def make(
+        engine: str = "local_host", prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **common: Any
+    ) -> Pair:
+        return make_pair(pool_root, start, engine, prefill or {}, decode or {}, **common)
+
+    yield make
+    for half in halves:
+        half.close()

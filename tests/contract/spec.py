@@ -68,6 +68,9 @@ class Spec:
     rival: str | None = None  # "first" or "last": a second connector inside a MultiConnector; "twin": ours twice
     child: Mapping[str, Any] = field(default_factory=dict)  # more keys for our entry inside a MultiConnector
     hash_algorithm: str = "sha256"
+    pull: Mapping[str, Any] | None = None  # extra config of MooncakeConnectorV1, which then is the connector
+    port: int = 14579
+    beside: str | None = None  # "first" or "last": where AscendStoreConnector stands in a MultiConnector with it
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -141,6 +144,8 @@ def _transfer(spec: Spec) -> KVTransferConfig:
         "kv_role": spec.role,
         "kv_connector_extra_config": {**OPTIONS, "load_async": spec.load_async, **spec.options},
     }
+    if spec.pull is not None:
+        return _pull_transfer(spec, ours)
     if spec.rival is None:
         return KVTransferConfig(**ours, kv_load_failure_policy=spec.policy)
     other = {"kv_connector": "RivalConnector", "kv_connector_module_path": "tests.contract.rival", "kv_role": "kv_both"}
@@ -151,6 +156,24 @@ def _transfer(spec: Spec) -> KVTransferConfig:
         kv_role="kv_both",
         kv_load_failure_policy=spec.policy,
         kv_connector_extra_config={"connectors": children},
+    )
+
+
+def _pull_transfer(spec: Spec, pool: dict[str, Any]) -> KVTransferConfig:
+    pull = {
+        "kv_connector": "MooncakeConnectorV1",
+        "kv_connector_module_path": "kvpool.engine",
+        "kv_role": spec.role,
+        "kv_port": str(spec.port),
+        "kv_connector_extra_config": dict(spec.pull or {}),
+    }
+    if spec.beside is None:
+        return KVTransferConfig(**{**pull, "kv_port": spec.port}, kv_load_failure_policy=spec.policy)
+    return KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role=spec.role,
+        kv_load_failure_policy=spec.policy,
+        kv_connector_extra_config={"connectors": [pool, pull] if spec.beside == "first" else [pull, pool]},
     )
 
 

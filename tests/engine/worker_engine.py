@@ -54,10 +54,11 @@ class Child:
         after_s: float = 0.0,
         max_tokens: int = 64,
         by_cancel: bool = False,
+        kv_transfer_params: dict[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Start every prompt, then abort some: after `after_s`, or once they have `after_tokens` tokens; `by_cancel` the way a
         dropped HTTP connection does it. Returns the results of all, aborted ones with what they had by then."""
-        params = self._params(max_tokens, None, True, None)
+        params = self._params(max_tokens, None, True, kv_transfer_params)
         progress = [_Progress() for _ in prompts]
         tasks = [asyncio.create_task(self._one(p, params, None, None, progress[i])) for i, p in enumerate(prompts)]
         await asyncio.sleep(after_s)

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-CONNECTOR_NAMES = ("AscendStoreConnector", "MooncakeConnectorStoreV1")
+POOL_NAMES = ("AscendStoreConnector", "MooncakeConnectorStoreV1")
+PULL_NAME = "MooncakeConnectorV1"
+CONNECTOR_NAMES = (*POOL_NAMES, PULL_NAME)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name in CONNECTOR_NAMES:
+    if name == PULL_NAME:
+        from kvpool.engine.p2p.connector import MooncakeConnectorV1
+
+        return MooncakeConnectorV1
+    if name in POOL_NAMES:
         from kvpool.engine.connector import AscendStoreConnector
 
         return AscendStoreConnector

@@ -14,6 +14,7 @@ from kvpool.core.keys import Shard
 from kvpool.core.layout import BlockLayout, PageRun, page_geometry
 from kvpool.core.namespace import NamespaceInputs
 from kvpool.core.shards import HeadSpan, head_span
+from kvpool.core.split import Split, split_layout
 from kvpool.engine.fingerprint import weights_digest
 from kvpool.engine.groups import pool_groups
 from kvpool.engine.identity import local_folder, model_identity
@@ -39,9 +40,13 @@ class WorkerLayout:
 
 
 def describe_caches(
-    vllm_config: VllmConfig, kv_config: KVCacheConfig, caches: Mapping[str, torch.Tensor], cache_namespace: str | None
+    vllm_config: VllmConfig,
+    kv_config: KVCacheConfig,
+    caches: Mapping[str, torch.Tensor],
+    cache_namespace: str | None,
+    split: Split | None = None,
 ) -> WorkerLayout:
-    """ValueError in one line where the caches cannot be pooled."""
+    """ValueError in one line where the caches cannot be pooled. ``split``: stored as a side with other sizes stores."""
     groups = pool_groups(kv_config)
     num_layers = vllm_config.model_config.get_total_num_hidden_layers()
     heads, shard_note = _heads(vllm_config)
@@ -59,6 +64,9 @@ def describe_caches(
         if drafts:
             # How a drafter shards its heads is its own affair: every rank counts as holding heads of its own.
             layouts.append(_layout(index, drafts, *_draft_heads(vllm_config)))
+    if split is not None:
+        total, ordered = _total_heads(vllm_config), [n for n, t in caches.items() if is_head_major(t, kv_config.num_blocks)]
+        layouts = [part for one in layouts for part in split_layout(one, split, total, ordered)]
     tensors = list(caches.values())
     inputs = NamespaceInputs(
         model=identity.text,
@@ -77,11 +85,24 @@ def describe_caches(
 def _heads(vllm_config: VllmConfig) -> tuple[HeadSpan, str]:
     """The KV heads of this rank, and a note for the shard's name where only the rank tells which they are."""
     model, tp = vllm_config.model_config, get_tp_group()
-    total = 1 if model.use_mla else model.get_total_num_kv_heads()
+    total = _total_heads(vllm_config)
     if tp.world_size > 1 and not model.use_mla and _varied_heads(model.hf_text_config, total):
         # Which ranks hold the same heads differs by layer: every rank counts as holding heads of its own.
         return HeadSpan(tp.rank_in_group, tp.rank_in_group, 0, 1), f"t{tp.world_size}"
     return head_span(total, tp.world_size, tp.rank_in_group), ""
+
+
+def _total_heads(vllm_config: VllmConfig) -> int:
+    model = vllm_config.model_config
+    return 1 if model.use_mla else int(model.get_total_num_kv_heads())
+
+
+def is_head_major(cache: torch.Tensor, num_blocks: int) -> bool:
+    """Whether a page is its heads, one after another: vLLM's logical axes are block, head, token, content."""
+    if cache.dim() != 4 or cache.shape[0] != num_blocks:
+        return False
+    others = [cache.stride(axis) for axis in (2, 3) if cache.shape[axis] > 1]
+    return all(cache.stride(1) > stride for stride in others)
 
 
 def _draft_heads(vllm_config: VllmConfig) -> tuple[HeadSpan, str]:

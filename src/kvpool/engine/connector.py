@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -13,12 +13,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import hash_block_tokens
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool.devices import device_of
 from kvpool.engine.agreement import Agreement
+from kvpool.engine.hash_probe import hash_probe
 from kvpool.engine.kv_events import kv_events_for
 from kvpool.engine.messages import PoolHandshake, PoolMetadata, WorkerReport
 from kvpool.engine.opening import open_store
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 NAME = "AscendStoreConnector"
-PROBE_TOKENS = tuple(range(1, 17))
 
 
 class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
@@ -57,7 +55,7 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             store = open_store(setup, "scheduler", vllm_config.device_config.device_type)
-            probe = _hash_probe(vllm_config.cache_config.prefix_caching_hash_algo)
+            probe = hash_probe(vllm_config.cache_config.prefix_caching_hash_algo)
             host_bound = store.capabilities.host_bound
             agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound, setup.record)
             events = kv_events_for(vllm_config, kv_cache_config, host_bound)
@@ -224,13 +222,3 @@ def hit_sources(tiers: Mapping[str, int], tokens: int) -> dict[CacheHitSource, i
     if sum(tiers.values()) != tokens:
         return {CacheHitSource.EXTERNAL_UNSPECIFIED: tokens}
     return {SOURCES.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED): count for tier, count in tiers.items()}
-
-
-def _hash_probe(algorithm: str) -> Callable[[], str]:
-    """The algorithm's name and the hash of a fixed token list: differs where PYTHONHASHSEED does. Called once the engine is up."""
-
-    def probe() -> str:
-        digest = hash_block_tokens(get_hash_fn_by_name(algorithm), None, PROBE_TOKENS)
-        return f"{algorithm}:{digest.hex()[:16]}"
-
-    return probe

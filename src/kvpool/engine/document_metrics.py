@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from kvpool.engine.metric_table import MISS_REASONS, PREFIX, SECTIONS, Metric
+from kvpool.engine.p2p.metric_table import TITLE, TRANSFER_METRICS
 
 TEXT = """# Metrics and events
 
@@ -91,7 +92,7 @@ def document() -> str:
     """The whole file."""
     reasons = "\n".join(f"| `{reason}` | {meaning} | {action} |" for reason, (meaning, action) in MISS_REASONS.items())
     tables = ""
-    for title, metrics in SECTIONS.items():
+    for title, metrics in {**SECTIONS, TITLE: tuple(TRANSFER_METRICS.values())}.items():
         rows = "\n".join(map(_row, metrics))
         tables += f"## {title}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n{rows}\n\n"
     return TEXT.replace("{reasons}", reasons).replace("{tables}", tables)

@@ -14,6 +14,8 @@ from vllm.version import __version__ as vllm_version  # type: ignore[attr-define
 
 import kvpool
 from kvpool.core.hits import GroupSpec, alignment
+from kvpool.core.shards import layer_partition
+from kvpool.core.split import Split
 from kvpool.engine.groups import pool_groups
 from kvpool.engine.surroundings import describe_deployment, family_warnings, find_parent
 from kvpool.options import AscendStoreOptions, load_ascend_store
@@ -40,6 +42,7 @@ class EngineSetup:
     load_async: bool
     save_decode: bool
     give_back: int  # tokens at the end of a hit that the engine must compute again
+    split: Split | None  # the shards of a prefill side with other parallel sizes, where they are stored for it
     policy: str  # what vLLM does when a load fails: fail or recompute
     backend_file: BackendFile | None = None  # the store's own configuration, where it has one
     env_updates: Mapping[str, str] = field(default_factory=dict)  # to be set before the store opens
@@ -88,10 +91,22 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         load_async=options.load_async or bool(reason),
         save_decode=options.save_decode_cache or (consumer and options.consumer_is_to_put),
         give_back=alignment(groups) if _drafts_from_hidden_states(vllm_config) else 0,
+        split=_split_for_prefill(options, vllm_config) if consumer and options.consumer_is_to_put else None,
         policy=policy,
         backend_file=loaded.backend_file,
         env_updates=loaded.env_updates,
     )
+
+
+def _split_for_prefill(options: AscendStoreOptions, vllm_config: VllmConfig) -> Split | None:
+    """None where prefill has our sizes, or fewer ranks than we have: what we store then stays as it is."""
+    parallel, layers = vllm_config.parallel_config, vllm_config.model_config.get_total_num_hidden_layers()
+    own_tp, tp = parallel.tensor_parallel_size, options.prefill_tp_size or parallel.tensor_parallel_size
+    if options.prefill_pp_size == 1 and tp <= own_tp:
+        return None
+    partition = options.prefill_pp_layer_partition
+    explicit = ",".join(map(str, partition)) if partition is not None else None
+    return Split(tuple(layer_partition(layers, options.prefill_pp_size, explicit)), max(tp, own_tp))
 
 
 def _async_reason(vllm_config: VllmConfig, policy: str, num_groups: int) -> str:

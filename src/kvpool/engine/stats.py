@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvpool.engine.metric_table import METRICS, MISS_REASONS, PREFIX
+from kvpool.engine.metric_table import METRICS, MISS_REASONS, PREFIX, Metric
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,7 +30,7 @@ def split_name(name: str) -> tuple[str, dict[str, str]]:
 
 
 @dataclass
-class PoolStats(KVConnectorStats):
+class Counts(KVConnectorStats):
     """What happened since it was last taken. ``data`` maps ``labelled`` names to an amount; after "gauge:" to the latest value,
     after "seen:" to the list of values seen, of a histogram. It travels as it is from workers to the scheduler and the API server.
     """
@@ -73,6 +73,11 @@ class PoolStats(KVConnectorStats):
         return not self.data
 
 
+@dataclass
+class PoolStats(Counts):
+    """Of AscendStoreConnector: see metric_table.py for the names."""
+
+
 def pool_stats(stats: KVConnectorStats | None) -> PoolStats | None:
     """Ours of what vLLM has collected: under a MultiConnector they are one among those of several connectors."""
     if stats is None or isinstance(stats, PoolStats):
@@ -80,8 +85,10 @@ def pool_stats(stats: KVConnectorStats | None) -> PoolStats | None:
     return next((one for one in stats.data.values() if isinstance(one, PoolStats)), None)
 
 
-class PoolPromMetrics(KVConnectorPromMetrics):
-    """The metrics of ``metric_table`` with vLLM's labels of the engine, and their own."""
+class TableMetrics(KVConnectorPromMetrics):
+    """The metrics of a table with vLLM's labels of the engine, and their own."""
+
+    table: ClassVar[Mapping[str, Metric]]
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class PoolPromMetrics(KVConnectorPromMetrics):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         classes = {"counter": self._counter_cls, "gauge": self._gauge_cls, "histogram": self._histogram_cls}
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
-        for metric in METRICS.values():
+        for metric in self.table.values():
             more = {"buckets": metric.buckets} if metric.buckets else {}
             self._metrics[metric.name] = classes[metric.kind](
                 name=PREFIX + metric.name, documentation=metric.text, labelnames=[*labelnames, *metric.labels], **more
@@ -103,20 +110,17 @@ class PoolPromMetrics(KVConnectorPromMetrics):
     def _begin_at_zero(self) -> None:
         """A series that appears with its first count hides that count from ``rate``; so those known from the start exist."""
         for engine in self.per_engine_labelvalues.values():
-            for metric in METRICS.values():
+            for metric in self.table.values():
                 if not metric.labels and metric.kind != "gauge":
                     self._metrics[metric.name].labels(*engine)
-            for base in ("misses", "missed_tokens"):
-                for reason in MISS_REASONS:
-                    self._metrics[base].labels(*engine, reason)
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
         engine = self.per_engine_labelvalues[engine_idx]
         for name, value in transfer_stats_data.items():
             base, labels = split_name(name.removeprefix(GAUGE).removeprefix(SEEN))
-            if base not in METRICS:
+            if base not in self.table:
                 continue  # of a worker of another version
-            metric: Any = self._metrics[base].labels(*engine, *(labels.get(label, "") for label in METRICS[base].labels))
+            metric: Any = self._metrics[base].labels(*engine, *(labels.get(label, "") for label in self.table[base].labels))
             if name.startswith(GAUGE):
                 metric.set(value)
             elif name.startswith(SEEN):
@@ -124,3 +128,14 @@ class PoolPromMetrics(KVConnectorPromMetrics):
                     metric.observe(one)
             else:
                 metric.inc(value)
+
+
+class PoolPromMetrics(TableMetrics):
+    table = METRICS
+
+    def _begin_at_zero(self) -> None:
+        super()._begin_at_zero()
+        for engine in self.per_engine_labelvalues.values():
+            for base in ("misses", "missed_tokens"):
+                for reason in MISS_REASONS:
+                    self._metrics[base].labels(*engine, reason)

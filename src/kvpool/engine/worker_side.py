@@ -70,7 +70,7 @@ class WorkerSide:
     # ---- set-up -------------------------------------------------------------------------------------------------------------
 
     def register(self, vllm_config: VllmConfig, kv_config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> None:
-        layout = describe_caches(vllm_config, kv_config, caches, self._setup.options.cache_namespace)
+        layout = describe_caches(vllm_config, kv_config, caches, self._setup.options.cache_namespace, self._setup.split)
         self._store = self._store or open_store(self._setup, "worker", layout.device, local_rank(), rank_name())
         self._store.register(layout.regions)
         self._transfers = Transfers(self._store, layout.layouts)

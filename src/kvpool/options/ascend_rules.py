@@ -10,7 +10,6 @@ from kvpool.options.errors import OptionError
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 POLICIES = ("recompute", "fail")
 LAYERWISE_STORES = ("local", "mooncake", "memcache")
-OTHER_SIZES = "storing for a prefill side with other parallel sizes"
 
 
 def check_role(role: object, where: str = "") -> str:
@@ -89,9 +88,11 @@ def _without_effect(options: AscendStoreOptions, given: set[str], kv_role: str) 
         )
     if (options.prefill_pp_size > 1) and not (consumer and options.consumer_is_to_put):
         warnings.append("prefill_pp_size and prefill_pp_layer_partition have no effect without consumer_is_to_put on a kv_consumer")
-    if options.prefill_tp_size and options.decode_tp_size and options.prefill_tp_size != options.decode_tp_size:
+    prefill, decode = options.prefill_tp_size, options.decode_tp_size
+    if prefill and decode and prefill != decode and not (consumer and options.consumer_is_to_put and prefill % decode == 0):
         warnings.append(
-            "prefill_tp_size and decode_tp_size differ: models with several KV heads then share nothing between the sides"
+            "prefill_tp_size and decode_tp_size differ: models with several KV heads then share nothing between the sides, "
+            "unless a kv_consumer with consumer_is_to_put stores for prefill"
         )
     return warnings
 
@@ -138,9 +139,3 @@ def refuse_later_work(options: AscendStoreOptions, deployment: Deployment, where
     """NotAvailableError for valid options of later versions."""
     if options.use_layerwise:
         refuse_unavailable("use_layerwise", "use_layerwise", True, where)
-    if options.consumer_is_to_put:
-        if options.prefill_pp_size > 1:
-            refuse_unavailable(OTHER_SIZES, "consumer_is_to_put with prefill_pp_size", options.prefill_pp_size, where)
-        tp = options.decode_tp_size or deployment.tp
-        if options.prefill_tp_size and tp and options.prefill_tp_size != tp:
-            refuse_unavailable(OTHER_SIZES, "consumer_is_to_put with another prefill_tp_size", options.prefill_tp_size, where)

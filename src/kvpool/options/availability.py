@@ -7,9 +7,7 @@ from kvpool.options.errors import NotAvailableError
 NOT_YET = frozenset(
     {
         "use_layerwise",
-        "storing for a prefill side with other parallel sizes",
         "sparse_kv_offload_config",
-        "MooncakeConnectorV1",
         "SfaRemoteD2HConnector",
     }
 )

@@ -15,7 +15,7 @@ from kvpool.options.fields import OptionModel, accepted_form
 from kvpool.options.memcache_conf import LocalConf, MetaConf
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_master import MasterFlags
-from kvpool.options.prefill_decode import RemoteD2HOptions, SideSizes
+from kvpool.options.prefill_decode import RemoteD2HOptions, SideSizes, TransferOptions
 from kvpool.options.resources import ResourceFields
 from kvpool.options.scalars import SIZE_FORM
 from kvpool.options.sparse import SparseOptions
@@ -78,6 +78,7 @@ HEADER = "| key | accepted | default | meaning |\n|---|---|---|---|"
 SECTIONS: tuple[tuple[str, type[OptionModel]], ...] = (
     ("AscendStoreConnector: kv_connector_extra_config", AscendStoreOptions),
     ("MooncakeConnectorV1: `prefill` and `decode` in kv_connector_extra_config", SideSizes),
+    ("MooncakeConnectorV1: other keys of kv_connector_extra_config", TransferOptions),
     ("SfaRemoteD2HConnector: kv_connector_extra_config", RemoteD2HOptions),
     ("additional_config: sparse_kv_offload_config", SparseOptions),
     ("mooncake.json", MooncakeOptions),

@@ -81,6 +81,15 @@ VARIABLES = (
     Variable("ASCEND_BUFFER_POOL", "HIXL", "Buffers of device-to-device transfers; warm up before measuring."),
     Variable("HCCL_INTRA_ROCE_ENABLE", "HCCL", "1 on A2, and on A3 over RoCE."),
     Variable("HCCL_IF_IP", "HCCL", "Address of this node; with HCCL_, GLOO_ and TP_SOCKET_IFNAME its interface."),
+    Variable(
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
+        "kvpool, vLLM",
+        "Seconds for which prefill keeps blocks that decode has not read. Default 480.",
+    ),
+    Variable("VLLM_HOST_IP", "kvpool, vLLM", "Address of this host; where MooncakeConnectorV1 listens, unless transfer_host says."),
+    Variable(
+        "KVPOOL_SECRET", "kvpool", "Secret of prefill, decode and proxies, by which they know each other. Set it off loopback."
+    ),
     Variable("ACL_OP_INIT_MODE", "CANN", "1 on A3 over HCCS."),
     Variable("ASCEND_RT_VISIBLE_DEVICES", "CANN", "Devices that the process may use."),
     Variable("LD_LIBRARY_PATH", "the loader", "Must find the libraries of the chosen store."),

@@ -10,7 +10,7 @@ from pydantic import Field
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields, unknown_key
-from kvpool.options.scalars import PARTITION, Bool, choice, integer
+from kvpool.options.scalars import ABSOLUTE_PATH, PARTITION, Bool, choice, integer, name, size, text
 
 MAX_PORT = 65535
 MAX_TIMEOUT_MS = 3_600_000
@@ -26,7 +26,42 @@ class SideSizes(OptionModel):
     pp_layer_partition: Annotated[tuple[int, ...] | None, PARTITION] = Field(None, description="Layers per stage (prefill side).")
 
 
-class PullOptions(OptionModel):
+ENGINES = ("auto", "local_host", "process_vm", "mooncake")
+MIN_BUFFER = 1 << 20
+_HOST = text("a host name or address", r"[A-Za-z0-9._:-]{1,253}")
+
+
+class TransferOptions(OptionModel):
+    """MooncakeConnectorV1: how KV and messages travel. Keys of kvpool's own, with defaults that fit one host and several."""
+
+    transfer_engine: Annotated[Literal["auto", "local_host", "process_vm", "mooncake"], choice(*ENGINES)] = Field(
+        "auto",
+        description="Who moves the bytes; the same on prefill and decode. `auto`: `local_host` where transfer_host is loopback, "
+        "else `mooncake`. `process_vm` is one copy instead of two, where the kernel allows it.",
+    )
+    transfer_protocol: Annotated[Literal["tcp", "rdma", "ascend"], choice("tcp", "rdma", "ascend")] = Field(
+        "tcp", description="Of transfer_engine `mooncake`; the same on prefill and decode."
+    )
+    transfer_host: Annotated[str | None, _HOST] = Field(
+        None,
+        description="Where prefill listens and is found. Unset: VLLM_HOST_IP, else HCCL_IF_IP, else 127.0.0.1. Decode needs it to "
+        "tell whether both sides are on one host.",
+    )
+    transfer_buffer_size: Annotated[int, size(MIN_BUFFER, text=" of at least 1MB")] = Field(
+        2 << 30, description="Shared memory of `local_host` for KV on its way; the same on all prefill engines of a host."
+    )
+    transfer_root: Annotated[str | None, ABSOLUTE_PATH] = Field(
+        None, description="Folder of that memory; unset: /dev/shm/kvpool-<uid>. Must exist, on a filesystem of this host."
+    )
+    transfer_require_auth: Bool = Field(
+        False, description="Refuse to start off loopback without KVPOOL_SECRET, instead of warning."
+    )
+    cache_namespace: Annotated[str | None, name()] = Field(
+        None, description="Identity of the model, in place of a digest of its configuration and weights."
+    )
+
+
+class PullOptions(TransferOptions):
     """MooncakeConnectorV1: decode pulls from prefill."""
 
     prefill: SideSizes = Field(description="Sizes of the prefill side.")
@@ -48,13 +83,15 @@ def read_pull(extra: Mapping[str, object], kv_role: str, kv_port: int, deploymen
     sides: dict[str, SideSizes] = {}
     known = PullOptions.keys()
     warnings = [unknown_key(key, known, where) for key in extra if key not in known]
-    for name in ("prefill", "decode"):
-        raw = extra.get(name)
+    for side in ("prefill", "decode"):
+        raw = extra.get(side)
         if not isinstance(raw, Mapping):
-            raise OptionError(name, raw, "is required: an object with tp_size and dp_size", where=where)
-        reading = read_fields(SideSizes, raw, where=f"{where}: {name}" if where else name)
-        sides[name] = reading.options
+            raise OptionError(side, raw, "is required: an object with tp_size and dp_size", where=where)
+        reading = read_fields(SideSizes, raw, where=f"{where}: {side}" if where else side)
+        sides[side] = reading.options
         warnings += reading.warnings
+    transfer_keys = set(TransferOptions.keys())
+    flat = read_fields(TransferOptions, {key: extra[key] for key in extra if key in transfer_keys}, where=where)
     prefill, decode = sides["prefill"], sides["decode"]
     if decode.pp_size != 1:
         raise OptionError("pp_size", decode.pp_size, "must be 1 on the decode side", where=f"{where}: decode")
@@ -65,7 +102,8 @@ def read_pull(extra: Mapping[str, object], kv_role: str, kv_port: int, deploymen
         reason = f"names {len(prefill.pp_layer_partition)} stages, but pp_size is {prefill.pp_size}"
         raise OptionError("pp_layer_partition", list(prefill.pp_layer_partition), reason, where=f"{where}: prefill")
     _check_own_side(sides, kv_role, kv_port, deployment, where)
-    return Reading(PullOptions(prefill=prefill, decode=decode), warnings, {"prefill": "JSON", "decode": "JSON"})
+    options = PullOptions(prefill=prefill, decode=decode, **flat.options.model_dump(exclude_none=True))
+    return Reading(options, warnings, {**flat.sources, "prefill": "JSON", "decode": "JSON"})
 
 
 def _check_own_side(sides: Mapping[str, SideSizes], kv_role: str, kv_port: int, deployment: Deployment, where: str) -> None:

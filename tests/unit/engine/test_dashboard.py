@@ -13,6 +13,7 @@ import yaml
 
 from kvpool.engine.document_metrics import document
 from kvpool.engine.metric_table import ENGINE_LABELS, METRICS
+from kvpool.engine.p2p.metric_table import TRANSFER_METRICS
 
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = ROOT / "deploy" / "grafana" / "kvpool.json"
@@ -240,7 +241,8 @@ def test_the_reference_is_up_to_date():
 
 
 def test_documents_name_only_metrics_that_exist():
-    known = {name for metric in METRICS.values() for name in (*metric.exported, "kvpool:" + metric.name)}
+    every = [*METRICS.values(), *TRANSFER_METRICS.values()]
+    known = {name for metric in every for name in (*metric.exported, "kvpool:" + metric.name)}
     for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
         for name in re.findall(r"kvpool:[a-z_]+", path.read_text()):
             assert name in known or name == "kvpool:store_", f"{path.name}: {name}"

@@ -15,19 +15,20 @@ from kvpool.core.hits import GroupKind, GroupSpec
 from kvpool.engine.groups import pool_groups
 from kvpool.engine.setup import check_version
 
-NAMES = ("AscendStoreConnector", "MooncakeConnectorStoreV1")
+NAMES = ("AscendStoreConnector", "MooncakeConnectorStoreV1", "MooncakeConnectorV1")
 RIVAL = """
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 class AscendStoreConnector: ...
 class MooncakeConnectorStoreV1: ...
+class MooncakeConnectorV1: ...
 
 def register():
-    for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1"):
+    for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1", "MooncakeConnectorV1"):
         KVConnectorFactory.register_connector(name, "vllm_ascend.stand_in", name)
 
 def force():
-    for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1"):
+    for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1", "MooncakeConnectorV1"):
         KVConnectorFactory._registry.pop(name, None)
     register()
 """
@@ -37,7 +38,7 @@ import json, os, sys, traceback
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as factory
 from kvpool.engine import plugin
 from types import SimpleNamespace
-import kvpool.engine.connector  # before the fork, for speed: it registers nothing
+import kvpool.engine.connector, kvpool.engine.p2p.connector  # before the fork, for speed: they register nothing
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 assert "AscendStoreConnector" not in factory._registry
@@ -58,7 +59,7 @@ def play(order, takeover, rival):
             vllm_ascend.stand_in.force()
         else:
             factory.register_connector(who, "elsewhere", who)
-    for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1"):
+    for name in ("AscendStoreConnector", "MooncakeConnectorStoreV1", "MooncakeConnectorV1"):
         print("OWNER", name, factory._registry[name]().__module__ if name in factory._registry else None)
     print("OWNER others", "Other" in factory._registry)
     # What a MultiConnector makes of its children.
@@ -113,7 +114,7 @@ def owners(log: str) -> dict[str, str]:
     return dict(line.split()[1:] for line in log.splitlines() if line.startswith("OWNER"))
 
 
-OURS = {**dict.fromkeys(NAMES, "kvpool.engine.connector"), "others": "False"}
+OURS = {**dict.fromkeys(NAMES, "kvpool.engine.connector"), "MooncakeConnectorV1": "kvpool.engine.p2p.connector", "others": "False"}
 THEIRS = {**dict.fromkeys(NAMES, "vllm_ascend.stand_in"), "others": "False"}
 
 

@@ -208,9 +208,6 @@ def test_partition_alone_gives_the_size():
     [
         ({"use_layerwise": True}, "kv_producer", Deployment()),
         ({"use_layerwise": "1"}, "kv_both", Deployment(eager=False)),
-        ({**PUTS, "prefill_pp_size": 2}, "kv_consumer", Deployment()),
-        ({**PUTS, "prefill_tp_size": 4, "decode_tp_size": 2}, "kv_consumer", Deployment()),
-        ({**PUTS, "prefill_tp_size": 4}, "kv_consumer", Deployment(tp=2)),
     ],
 )
 def test_later_work_is_refused_as_not_available(extra, role, deployment):
@@ -218,8 +215,11 @@ def test_later_work_is_refused_as_not_available(extra, role, deployment):
         load(extra, role=role, deployment=deployment)
 
 
-def test_a_consumer_with_equal_sizes_may_store():
-    assert load({**PUTS, "prefill_tp_size": 2}, role="kv_consumer", deployment=Deployment(tp=2)).options.consumer_is_to_put
+@pytest.mark.parametrize("sizes", [{"prefill_tp_size": 2}, {"prefill_pp_size": 2}, {"prefill_tp_size": 4, "decode_tp_size": 2}])
+def test_a_consumer_may_store_for_a_prefill_side_of_other_sizes(sizes):
+    loaded = load({**PUTS, **sizes}, role="kv_consumer", deployment=Deployment(tp=2))
+    assert loaded.options.consumer_is_to_put
+    assert not any("share nothing" in line for line in loaded.warnings)
 
 
 LAYERWISE = {"use_layerwise": True}

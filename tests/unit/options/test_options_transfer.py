@@ -163,7 +163,7 @@ def test_old_name_of_the_pool_connector():
     assert parsed.warnings == ["kv_connector MooncakeConnectorStoreV1 is deprecated: use AscendStoreConnector"]
 
 
-@pytest.mark.parametrize("entry", [PULL, REMOTE])
+@pytest.mark.parametrize("entry", [REMOTE])
 def test_connectors_of_later_versions_are_validated_first(entry):
     with pytest.raises(NotAvailableError, match=f'kv_connector="{entry["kv_connector"]}": is not available yet'):
         parse(entry)
@@ -194,6 +194,35 @@ def sides(prefill, decode):
 )
 def test_pull_connector(entry, deployment, fragment):
     assert fragment in refused(entry, deployment=deployment)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fragment"),
+    [
+        ("transfer_engine", "nixl", '"auto", "local_host", "process_vm", "mooncake"'),
+        ("transfer_protocol", "sdma", '"tcp", "rdma", "ascend"'),
+        ("transfer_host", "tcp://node", "a host name or address"),
+        ("transfer_buffer_size", "1G", "a unit B, KB, MB, GB or TB"),
+        ("transfer_buffer_size", 0, "at least 1MB"),
+        ("transfer_root", "relative", "an absolute path"),
+        ("transfer_require_auth", "maybe", "true or false"),
+        ("cache_namespace", "a b", "1 to 64 characters"),
+    ],
+)
+def test_how_pull_transfers_travel(key, value, fragment):
+    line = refused(extra(PULL, **{key: value}))
+    assert line.startswith(f"{key}=")
+    assert fragment in line
+
+
+def test_pull_transfer_options_arrive():
+    given = {"transfer_engine": "Process_VM", "transfer_host": "::1", "transfer_buffer_size": "64MB", "transfer_root": "/dev/shm"}
+    entry = parse(multi(extra(PULL, **given), {**POOL, "kv_role": "kv_producer"})).connectors[0]
+    options = entry.options
+    assert (options.transfer_engine, options.transfer_host, options.transfer_buffer_size) == ("process_vm", "::1", 64 << 20)
+    assert entry.sources["transfer_engine"] == "JSON"
+    assert entry.sources["transfer_protocol"] == "default"
+    assert parse(PULL).connectors[0].options.transfer_engine == "auto"
 
 
 def test_pull_connector_accepts_and_warns():

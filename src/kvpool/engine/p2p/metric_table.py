@@ -1,0 +1,24 @@
+"""Every metric of MooncakeConnectorV1, in the form of engine/metric_table.py. Standard library only."""
+
+from __future__ import annotations
+
+from kvpool.engine.metric_table import MOVE_BUCKETS, Metric
+
+TITLE = "Prefill to decode (MooncakeConnectorV1)"
+TRANSFER_METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("offers", "counter", "Prefill: finished requests whose KV was offered to decode"),
+        Metric(
+            "unread_offers",
+            "counter",
+            "Of these, how many were not read to the end: `released` by decode or a proxy, or `lost` (time up, reset, no room)",
+            ("reason",),
+        ),
+        Metric("open_offers", "gauge", "Prefill: offers that have not ended"),
+        Metric("offer_pinned_blocks", "gauge", "Prefill: blocks that are kept for decode"),
+        Metric("pulls", "counter", "Decode: pulls that have ended on a rank, by how", ("reason",)),
+        Metric("pulled_bytes", "counter", "Decode: bytes that pulls have read"),
+        Metric("pull_seconds", "histogram", "Decode: from the start of a pull that went well to its end", (), MOVE_BUCKETS),
+    )
+}

@@ -1,0 +1,233 @@
+"""MooncakeConnectorV1 in the scheduler of prefill: offers what finished requests leave, and keeps it until it is read.
+
+Blocks are pinned in vLLM's block pool by transfer, so nothing is delayed or reported through vLLM. With an engine that decode reads
+one-sidedly they stay pinned until every reader has ended; with a staged one only until the workers have copied them.
+What has ended meanwhile is unpinned when the engine next does anything: an idle one needs no blocks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from kvpool.engine.agreement import Agreement
+from kvpool.engine.log_gate import LogGate
+from kvpool.engine.p2p.messages import PublishJob, TransferMetadata, TransferReport
+from kvpool.engine.p2p.prompt import prompt_digest
+from kvpool.engine.p2p.setup import PullSetup
+from kvpool.engine.p2p.stats import TransferStats
+from kvpool.engine.pins import BlockPins
+from kvpool.engine.setup import host_identity
+from kvpool.engine.stats import labelled
+from kvpool.engine.threads import WorkerThreads
+from kvpool.transfer import build_engine
+from kvpool.transfer.base import StagedEngine
+from kvpool.transfer.channel import Responder
+from kvpool.transfer.ledger import Ledger
+from kvpool.transfer.messages import RankLayout
+from kvpool.transfer.names import choice_of, object_keys
+from kvpool.transfer.offer import Offer
+from kvpool.transfer.plan import publishes
+from kvpool.transfer.service import TransferService
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvpool")
+
+FINISHED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+
+@dataclass
+class Sending:
+    """One transfer here. It is over when it has ended for decode and no rank copies any more."""
+
+    job_id: int
+    tables: tuple[tuple[int, ...], ...]
+    copying: int  # ranks that have not reported their copy
+    pinned: bool = True
+    ended: bool = False
+    failure: str = ""
+
+
+class PrefillSide:
+    """Runs in the engine's thread; the channel's thread touches the ledger only. RuntimeError where ``kv_port`` is taken."""
+
+    def __init__(self, setup: PullSetup, probe: Callable[[], str]) -> None:
+        self._setup = setup
+        self._agreement = Agreement(setup.world_size, len(setup.groups), probe, host_identity(), host_bound=False)
+        self._layouts: dict[int, RankLayout] = {}
+        self._ledger = Ledger(setup.options.decode.tp_size, setup.hold_s)
+        self._service = TransferService(self._ledger, setup.options.decode.tp_size, setup.engine, setup.pool)
+        engine = build_engine(setup.engine, setup.engine_settings("cpu"))
+        self._staging = engine if isinstance(engine, StagedEngine) else None
+        if self._staging is not None:
+            self._staging.open([])  # to withdraw what nobody has fetched
+        self._sendings: dict[str, Sending] = {}
+        self._publishes: list[PublishJob] = []
+        self._jobs = 0
+        self._withdrawals = WorkerThreads("withdraw", 1)
+        self._log = LogGate()
+        self._stats = TransferStats()
+        self._told_gauges: dict[str, float] = {}
+        try:
+            self._responder = Responder(setup.host, setup.port, setup.secret.value, self._service.answer)
+        except OSError as error:
+            raise RuntimeError(f"kvpool: kv_port {setup.port}: {error}") from None
+
+    # ---- set-up -------------------------------------------------------------------------------------------------------------
+
+    def bind(self, manager: KVCacheManager) -> None:
+        self._pins = BlockPins(manager.block_pool, manager.block_pool.num_gpu_blocks)
+        reset = manager.reset_prefix_cache
+
+        def reset_unpinned() -> bool:
+            self.sweep()
+            return self._pins.lifted(reset)  # pinned blocks are not handed out, they need not hold up a reset
+
+        manager.reset_prefix_cache = reset_unpinned  # type: ignore[method-assign]
+
+    def update(self, output: KVConnectorOutput) -> None:
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, TransferReport):
+            return
+        for one in report.introductions:
+            if one.layout.rank not in self._layouts:
+                self._layouts[one.layout.rank] = one.layout
+                self._agreement.add(one.info)
+                self._introduce()
+        for transfer_id, outcomes in report.published.items():
+            self._copied(transfer_id, outcomes)
+
+    def _introduce(self) -> None:
+        """Once all ranks have reported, which may be after the first offer: until then decode is told to wait."""
+        if self._agreement.settle() and self._agreement.inputs is not None:
+            self._service.ranks = tuple(self._layouts[rank] for rank in sorted(self._layouts))
+            self._service.record = self._agreement.inputs.to_json()
+
+    # ---- transfers ----------------------------------------------------------------------------------------------------------
+
+    def finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+        """The params of the answer, where the request asked for a transfer and its prompt has been computed."""
+        self.sweep()
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_decode") or request.status not in FINISHED:
+            return None
+        prompt = prompt_digest(request, self._setup.unit)
+        tokens = request.num_prompt_tokens
+        problem = "its prompt is not made of tokens" if prompt is None else ""
+        tables = tuple(
+            tuple(ids[: -(-tokens // group.block_size)]) for ids, group in zip(block_ids, self._setup.groups, strict=True)
+        )
+        if not any(map(any, tables)) or request.num_computed_tokens < tokens:
+            problem = "its prompt was not computed to the end"
+        if problem or prompt is None:
+            logger.warning("kvpool: request %s is not offered to decode: %s", request.request_id, problem)
+            return None
+        return self._offer(request, prompt, tables)
+
+    def _offer(self, request: Request, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+        setup, transfer_id = self._setup, secrets.token_hex(16)
+        self._jobs += 1
+        staged = self._staging is not None
+        self._stats.add("offers")
+        self._pins.pin(self._jobs, [block for table in tables for block in table if block], saving=False)
+        self._sendings[transfer_id] = Sending(self._jobs, tables, setup.world_size if staged else 0)
+        self._ledger.open(transfer_id, prompt, tables, staged)
+        if staged:
+            self._publishes.append(PublishJob(transfer_id, tables))
+        logger.debug("kvpool: transfer %s: request %s is offered", transfer_id, request.request_id)
+        offer = Offer(transfer_id, self._service.instance, setup.host, setup.port, request.num_prompt_tokens)
+        return offer.to_params(setup.secret, setup.engine_id, request.request_id, tables)
+
+    def _copied(self, transfer_id: str, outcomes: Sequence[str]) -> None:
+        sending = self._sendings.get(transfer_id)
+        if sending is None:
+            return
+        sending.copying -= len(outcomes)
+        sending.failure = next(filter(None, (sending.failure, *outcomes)), "")
+        if sending.copying <= 0:
+            logger.debug("kvpool: transfer %s: copied by all ranks %s", transfer_id, sending.failure)
+            self._unpin(sending)
+            self._ledger.published(transfer_id, sending.failure)
+            self._finish(transfer_id, sending)
+
+    def sweep(self) -> None:
+        """Let go of what has ended since the last time."""
+        for closed in self._ledger.take_closed():
+            sending = self._sendings.get(closed.transfer_id)
+            if closed.reason:
+                self._stats.add(labelled("unread_offers", reason="released" if closed.released else "lost"))
+            if closed.reason and not closed.released and (more := self._log.ask("unread")) is not None:
+                logger.warning("kvpool: transfer %s was not read to the end: %s%s", closed.transfer_id, closed.reason, more)
+            if sending is not None:
+                sending.ended = True
+                self._finish(closed.transfer_id, sending)
+
+    def _finish(self, transfer_id: str, sending: Sending) -> None:
+        if sending.copying > 0 or not sending.ended:
+            return
+        self._unpin(sending)
+        del self._sendings[transfer_id]
+        staging = self._staging
+        if staging is not None:
+            keys = self._object_keys(transfer_id, sending)
+            self._withdrawals.submit(lambda: staging.withdraw(keys))
+
+    def _unpin(self, sending: Sending) -> None:
+        if sending.pinned:
+            sending.pinned = False
+            self._pins.unpin(sending.job_id)
+
+    def _object_keys(self, transfer_id: str, sending: Sending) -> list[bytes]:
+        choice, keys = choice_of(transfer_id), []
+        for layout in self._service.ranks:
+            for index, span in enumerate(layout.spans):
+                if publishes(span, choice):
+                    blocks = [i for i, block in enumerate(sending.tables[span.group]) if block]
+                    keys += object_keys(transfer_id, layout.rank, index, blocks)
+        return keys
+
+    # ---- steps --------------------------------------------------------------------------------------------------------------
+
+    def plan_step(self) -> TransferMetadata:
+        self.sweep()
+        publishes_now, self._publishes = self._publishes, []
+        return TransferMetadata(met=len(self._layouts) == self._setup.world_size, publishes=publishes_now)
+
+    def busy(self) -> bool:
+        """Whether the engine should keep stepping to hear of copies."""
+        return any(sending.copying > 0 for sending in self._sendings.values())
+
+    def reset(self) -> bool:
+        """What is offered was computed before the reset: nobody may use it any more."""
+        self._ledger.drop_all("prefill's cache was reset")
+        self.sweep()
+        return True
+
+    def take_stats(self) -> TransferStats | None:
+        """What has been counted since the last call; gauges once they have changed."""
+        gauges: dict[str, float] = {"open_offers": len(self._ledger), "offer_pinned_blocks": self._pins.total}
+        if self._stats.is_empty() and gauges == self._told_gauges:
+            return None
+        taken, self._stats, self._told_gauges = self._stats, TransferStats(), gauges
+        for name, value in gauges.items():
+            taken.gauge(name, value)
+        return taken
+
+    def open_counts(self) -> dict[str, int]:
+        """Sizes of all tables: every one is 0 once all transfers have ended."""
+        return {"sendings": len(self._sendings), "open": len(self._ledger), "pinned": self._pins.total}
+
+    def shutdown(self) -> None:
+        self._responder.close()
+        self._withdrawals.close(2.0)
+        if self._staging is not None:
+            self._staging.close()

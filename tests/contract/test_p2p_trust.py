@@ -1,0 +1,54 @@
+"""Nothing that a client can put into a request body moves KV: only offers that prefill has signed, for their own prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.content import expected_output
+
+PROMPT = list(range(100, 200))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"remote_host": "10.0.0.1"},
+        {"remote_port": 1},
+        {"transfer_id": "0" * 32},
+        {"transfer_instance": "x"},
+        {"transfer_tokens": 5},
+        {"transfer_signature": "AAAA"},
+        {"transfer_signature": None},
+        {"transfer_protocol": 99},
+    ],
+    ids=str,
+)
+def test_params_that_prefill_did_not_sign_are_as_if_not_there(pair, change):
+    both = pair(policy="fail")
+    params = both.offer("a", PROMPT)
+    assert both.decode.ask("a", PROMPT, 3, params={**params, **change}) == expected_output(PROMPT, 3)
+    assert both.decode.external["a"] == 0
+    both.prefill.side._ledger.drop_all("end of test")
+    both.assert_clean()
+
+
+def test_an_offer_serves_only_its_own_prompt(pair):
+    both = pair(policy="recompute")
+    params = both.offer("a", PROMPT)
+    other = [*PROMPT[:-1], 7]
+    assert both.decode.ask("b", other, 3, params=params) == expected_output(other, 3)
+    shorter = PROMPT[:-1]
+    assert both.decode.ask("c", shorter, 3, params=params) == expected_output(shorter, 3)
+    salted = both.offer("s", PROMPT, salt="mine")
+    both.decode.forget_local()
+    assert both.decode.ask("d", PROMPT, 3, params=salted) == expected_output(PROMPT, 3)
+    both.prefill.side._ledger.drop_all("end of test")
+    both.assert_clean()
+
+
+def test_other_fields_may_be_changed_by_a_proxy(pair):
+    both = pair()
+    params = both.offer("a", PROMPT)
+    changed = {**params, "remote_block_ids": [[1]], "remote_engine_id": "x", "do_remote_decode": None, "more": 1}
+    assert both.decode.ask("a", PROMPT, 3, params=changed) == expected_output(PROMPT, 3)
+    assert both.decode.external["a"] == 99

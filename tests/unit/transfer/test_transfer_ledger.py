@@ -1,0 +1,156 @@
+"""The books of prefill: every transfer ends exactly once, and readers are told the truth."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpool.transfer.ledger import Ledger
+
+TABLES = ((1, 2), (0, 3))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def opened(clock, readers=1, staged=False, timeout=10.0):
+    ledger = Ledger(readers, timeout, clock)
+    ledger.open("t", "prompt", TABLES, staged)
+    return ledger
+
+
+def closed(ledger):
+    return [(c.transfer_id, c.reason) for c in ledger.take_closed()]
+
+
+def test_read_by_all(clock):
+    ledger = opened(clock, readers=2)
+    for reader in (0, 1):
+        assert ledger.begin("t", reader, "prompt") == TABLES
+    assert ledger.end("t", 0) == ""
+    assert closed(ledger) == []
+    assert ledger.end("t", 1) == ""
+    assert closed(ledger) == [("t", "")]
+    assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("order", list(permutations(["end", "end", "time", "release"])))
+def test_bc_135_whatever_comes_first_ends_it_once(clock, order):
+    ledger, ends = opened(clock), []
+    assert ledger.begin("t", 0, "prompt") == TABLES
+    for event in order:
+        if event == "end":
+            assert bool(ledger.end("t", 0)) == (clock.now >= 110 and ends == ["time"])
+        elif event == "time":
+            clock.now += 10
+        else:
+            ledger.release("t", "nobody wants it")
+        news = closed(ledger)
+        ends += [event for _ in news]
+    assert len(ends) == 1
+    assert ends[0] in ("end", "time")  # a reader is at it: a release does not take it away
+
+
+def test_bc_135_done_for_an_unknown_transfer(clock):
+    ledger = opened(clock)
+    assert "unknown" in ledger.end("x", 0)
+    assert closed(ledger) == []
+
+
+def test_a_repetition_is_answered_the_same(clock):
+    ledger = opened(clock)
+    ledger.begin("t", 0, "prompt")
+    assert ledger.end("t", 0) == ledger.end("t", 0) == ""
+    late = opened(clock)
+    late.begin("t", 0, "prompt")
+    clock.now += 11
+    first = late.end("t", 0)
+    assert "had not read it" in first
+    assert late.end("t", 0) == first
+    assert len(closed(late)) == 1
+
+
+def test_time_counts_although_nobody_swept(clock):
+    ledger = opened(clock)
+    clock.now += 11
+    assert "had not read it after 10 s" in ledger.begin("t", 0, "prompt")
+    assert [t for t, _ in closed(ledger)] == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("reader", "prompt", "told"), [(0, "other", "another prompt"), (1, "prompt", "reader 1"), (-1, "prompt", "reader -1")]
+)
+def test_who_may_not_read(clock, reader, prompt, told):
+    ledger = opened(clock)
+    assert told in ledger.begin("t", reader, prompt)
+
+
+def test_staged_is_waited_for(clock):
+    ledger = opened(clock, staged=True)
+    assert ledger.begin("t", 0, "prompt") is None
+    ledger.published("t")
+    assert ledger.begin("t", 0, "prompt") == TABLES
+
+
+def test_staged_that_failed_is_gone(clock):
+    ledger = opened(clock, staged=True)
+    ledger.published("t", "no space")
+    assert "no space" in ledger.begin("t", 0, "prompt")
+    assert len(closed(ledger)) == 1
+    ledger.published("t")
+
+
+def test_release_before_anybody_reads(clock):
+    ledger = opened(clock)
+    ledger.release("t", "decode has it")
+    ledger.release("t", "again")
+    ledger.release("x", "unknown")
+    assert closed(ledger) == [("t", "decode has it")]
+    assert "decode has it" in ledger.begin("t", 0, "prompt")
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["open", "begin", "end", "release", "time", "sweep", "drop"]), st.integers(0, 3), st.integers(0, 2))
+)
+
+
+@given(EVENTS)
+def test_every_transfer_ends_exactly_once_and_held_means_held(events):
+    clock = Clock()
+    ledger, known, over = Ledger(3, 10.0, clock), set(), []
+    for event, number, reader in events:
+        name = f"t{number}"
+        if event == "open" and name not in known:
+            known.add(name)
+            ledger.open(name, "p", TABLES, staged=False)
+        elif event == "begin":
+            ledger.begin(name, reader, "p")
+        elif event == "end":
+            before = name in over
+            told = ledger.end(name, reader)
+            assert told or name in known
+            if before and told == "":
+                assert ledger.end(name, reader) == ""
+        elif event == "release":
+            ledger.release(name, "no")
+        elif event == "time":
+            clock.now += 4
+        elif event == "drop":
+            ledger.drop_all("reset")
+        over += [c.transfer_id for c in ledger.take_closed()] if event == "sweep" else []
+    clock.now += 100
+    over += [c.transfer_id for c in ledger.take_closed()]
+    assert sorted(over) == sorted(known)
+    assert len(ledger) == 0
