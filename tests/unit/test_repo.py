@@ -17,6 +17,7 @@ QUOTED = ROOT / "tests" / "guides"  # commands of published guides, quoted with 
 
 # Spelled in pieces: this file is searched too.
 MACHINE_PATHS = ["/" + name + "/" for name in ("work", "root", "tmp", "home", "opt/" + "pypi", "opt/" + "wheels")]
+LIBRARYS_OWN = "/" + "tmp/mmc_meta_service.lock"  # MemCache's, on every machine
 REGISTRY_HOSTS = ["pypi" + ".org", "python" + "hosted.org", "download." + "pytorch.org", "hugging" + "face.co", "hf-" + "mirror"]
 
 
@@ -46,7 +47,7 @@ def test_no_trace_of_a_machine(needle: str) -> None:
         if path.is_relative_to(QUOTED):
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if pattern.search(line):
+            if pattern.search(line.replace(LIBRARYS_OWN, "")):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert not found, "\n".join(found)
 
@@ -86,7 +87,7 @@ def test_links_in_documents_resolve() -> None:
 
 def test_documents_are_reachable_from_the_readme() -> None:
     linked = set(re.findall(r"\]\((docs/[\w./-]+\.md)", (ROOT / "README.md").read_text()))
-    assert linked == {str(path.relative_to(ROOT)) for path in documents() if path.parent == ROOT / "docs"}
+    assert linked == {str(path.relative_to(ROOT)) for path in documents() if path.is_relative_to(ROOT / "docs")}
 
 
 @pytest.mark.parametrize("name", [".ci/run", "scripts/setup.sh"])

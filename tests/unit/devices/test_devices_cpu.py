@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.devices import CpuCopyEngine, own_memory
+from kvpool.devices import CpuCopyEngine, copy_engine, own_memory
 
 
 @pytest.fixture(params=["system calls", "memmove"])
@@ -40,6 +40,26 @@ def test_many_runs(engine, count, into_pool):
 @given(sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=60), gap=st.integers(0, 3), into_pool=st.booleans())
 def test_any_runs(sizes, gap, into_pool):
     assert move(CpuCopyEngine(), sizes, gap, into_pool)
+
+
+@given(runs=st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=40), seed=st.integers(0, 99), into_pool=st.booleans())
+def test_copies_every_run_and_nothing_else(runs, seed, into_pool):
+    """Some runs continue the one before on both sides, some only look so."""
+    rng = np.random.default_rng(seed)
+    source = rng.integers(1, 256, 40 * 512, dtype=np.uint8)
+    target, model = np.zeros_like(source), np.zeros_like(source)
+    targets, sources, place, other = [], [], 0, 0
+    for nbytes, joined in runs:
+        if not joined:
+            place, other = place + 1, other + int(rng.integers(0, 3))
+        model[place : place + nbytes] = source[other : other + nbytes]
+        targets.append(place)
+        sources.append(other)
+        place, other = place + nbytes, other + nbytes
+    sizes = np.array([nbytes for nbytes, _ in runs], dtype=np.int64)
+    to = target.ctypes.data + np.array(targets, dtype=np.int64)
+    copy_engine("cpu").copy(to, source.ctypes.data + np.array(sources, dtype=np.int64), sizes, into_pool=into_pool)
+    assert np.array_equal(target, model)
 
 
 def test_calls_are_cut_by_bytes(monkeypatch):

@@ -84,7 +84,10 @@ def test_a_pool_that_is_not_there_is_one_line_and_is_not_made(run, pool_root, co
 
 def test_a_store_of_no_such_name_is_one_line():
     told = CliRunner().invoke(app, ["store", "conformance", "nothing"])
-    assert (told.exit_code, told.output) == (2, "backend 'nothing' is unknown (accepted: local)\n")
+    assert (told.exit_code, told.output) == (
+        2,
+        "error: backend 'nothing' is unknown (accepted: local, mooncake, memcache, yuanrong)\n",
+    )
 
 
 @pytest.mark.parametrize("failing", [False, True])

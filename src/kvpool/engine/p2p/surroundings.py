@@ -9,6 +9,7 @@ from kvpool.engine.setup import host_identity
 from kvpool.options import load_ascend_store
 from kvpool.options.connectors import POOL, POOL_OLD_NAME
 from kvpool.options.deployment import Deployment
+from kvpool.options.record import store_record
 
 if TYPE_CHECKING:
     from vllm.config.kv_transfer import KVTransferConfig
@@ -26,7 +27,8 @@ def pool_beside(parent: KVTransferConfig | None, deployment: Deployment) -> dict
             return {}
         options, file = loaded.options, loaded.backend_file
         if file is not None:
-            return {"backend": options.backend, "address": file.endpoint, "tenant": file.tenant}
+            record = store_record(options.backend, file.options)
+            return {"backend": record.kind, "address": record.endpoint, "tenant": record.tenant or "default"}
         from kvpool.stores.local.pool_dir import default_root
 
         folder = f"{options.local_pool_root or default_root()}/{options.local_pool_name}"
