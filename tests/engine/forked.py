@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -163,10 +164,12 @@ def _fork_for_spawn() -> None:
 
 
 def _bind_openmp() -> None:
+    """Where vLLM has told OpenMP the CPUs of this process: in which variable depends on whose OpenMP it is."""
     import torch
 
-    if places := os.environ.get("OMP_PLACES", "").strip("{}"):
-        cpus = {int(cpu) for cpu in places.split(",")}
+    told = os.environ.get("GOMP_CPU_AFFINITY") or os.environ.get("OMP_PLACES") or ""
+    cpus = {int(cpu) for cpu in re.findall(r"\d+", told)}
+    if cpus:
         os.sched_setaffinity(0, cpus)
         torch.set_num_threads(len(cpus))
 
