@@ -248,5 +248,5 @@ def test_every_store_has_its_figures_or_a_reason(tmp_path: Path, monkeypatch: py
 def test_a_store_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
     found = stores.measure("local", tmp_path, {}, [], quick=True)
     assert set(found) == {"put_gbps", "get_gbps", "memcpy_gbps", "exists_1000_ms"}
-    with pytest.raises(RuntimeError, match="measuring mooncake ended with 1: .*MOONCAKE_CONFIG_PATH"):
+    with pytest.raises(RuntimeError, match=r"measuring mooncake ended with 1: .*MOONCAKE_CONFIG_PATH"):
         stores.measure("mooncake", tmp_path, {"MOONCAKE_CONFIG_PATH": ""}, [], quick=True)
