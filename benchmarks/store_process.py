@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +27,7 @@ from kvpool.stores.base import Batch
 from kvpool.stores.context import StoreContext
 
 SEGMENT, OBJECT, OBJECTS = 64 << 10, 2 << 20, 32
-ROUNDS, WARM = 9, 4
+ROUNDS, WARM = 12, 6
 KEYS, SMALL = 1000, 4096
 ANSWER = "measured: "
 Seconds = dict[str, list[float]]
@@ -35,7 +36,7 @@ Seconds = dict[str, list[float]]
 def open_store(backend: str, folder: Path) -> tuple[Store, Calls | None]:
     """The open store and its library's own calls."""
     if backend == "local":
-        store = build_store("local", root=folder, name="stores", dram_bytes=512 << 20, on_last_close="remove")
+        store = build_store("local", root=folder, name="stores", dram_bytes=256 << 20, on_last_close="remove")
         store.open()
         return store, None
     file = read_backend_file(cast(BackendName, backend), os.environ, Deployment(device="cpu"))
@@ -59,11 +60,11 @@ class Rounds:
         self.seconds: Seconds = {}
 
     def run(self, rounds: int, warm: int) -> None:
+        """In every order, since what ran just before leaves its mark on caches and allocators."""
+        orders = list(permutations(self._ways))
         for number in range(-warm, rounds):
-            names = list(self._ways)
-            turn = number % len(names)
             took: dict[str, float] = {}
-            for name in names[turn:] + names[:turn]:
+            for name in orders[number % len(orders)]:
                 took |= self._one(name, number)
             took |= self._memcpy()
             if number >= 0:

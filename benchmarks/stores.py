@@ -21,7 +21,7 @@ from benchmarks.store_process import ANSWER
 
 STORES = ("local", "mooncake", "memcache", "yuanrong")
 FIGURES = r"(mooncake|memcache|yuanrong)_.*|local_(put|get|memcpy)_gbps|local_exists_1000_ms"
-DRAM = 512 << 20
+DRAM = 256 << 20
 START_S, MEASURE_S, STOP_S = 30.0, 40.0, 10.0
 
 
