@@ -38,7 +38,7 @@ test-full: setup ## every test, the whole engine matrix included
 conformance: setup ## one store against the contract: STORE=local|mooncake|memcache|yuanrong; starts and stops its service
 	@$(BIN)/python -m tools.conformance $(STORE)
 
-bench: setup ## measure (half an hour, on an idle machine; ARGS="local ttft" for some parts, "--quick" to try it)
+bench: setup ## measure (half an hour, on an idle machine; ARGS="local stores" for some parts, "--quick" to try it)
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation -e ".[bench]"
 	@$(BIN)/python -m benchmarks $(ARGS)
 
