@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 export KVPOOL_VENV := $(abspath $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup deps demo demo-ssd guide-tree check test test-full bench clean
+.PHONY: help setup deps demo demo-ssd guide-tree check test test-full conformance bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make the development environment in .venv (PYTHON=... chooses the interpreter)
 	@scripts/setup.sh
@@ -38,7 +38,10 @@ test: setup ## the tests without the slow ones
 test-full: setup ## every test, the whole engine matrix included
 	@scripts/test.sh -m "" $(ARGS)
 
-bench: setup ## measure (half an hour, on an idle machine; ARGS="local ttft" for some parts, "--quick" to try it)
+conformance: setup ## one store against the contract: STORE=local|mooncake|memcache|yuanrong; starts and stops its service
+	@$(BIN)/python -m tools.conformance $(STORE)
+
+bench: setup ## measure (half an hour, on an idle machine; ARGS="local stores" for some parts, "--quick" to try it)
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation -e ".[bench]"
 	@$(BIN)/python -m benchmarks $(ARGS)
 

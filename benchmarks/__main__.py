@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from benchmarks import local, machine, peers, plot, proxy, trace, ttft, zero_hit
+from benchmarks import local, machine, peers, plot, proxy, stores, trace, ttft, zero_hit
 from benchmarks.report import Report
 from benchmarks.settings import Settings, cache_folder
 
-PARTS = {"local": local, "ttft": ttft, "zero-hit": zero_hit, "peers": peers, "trace": trace, "proxy": proxy}
+PARTS = {"local": local, "stores": stores, "ttft": ttft, "zero-hit": zero_hit, "peers": peers, "trace": trace, "proxy": proxy}
 RESULTS = Path(__file__).with_name("results")
 
 

@@ -18,7 +18,7 @@ from benchmarks.settings import Settings
 from kvpool.stores.base import Batch, Hit, Status
 from kvpool.stores.local import LocalStore
 
-FIGURES = r"(local|exists|lease|checksum|memcpy_gbps|disk)_.*"
+FIGURES = r"local_(put|get)_(vs|gbps)_.*|(exists|lease|checksum|memcpy_gbps|disk)_.*"
 SEGMENT, TURNS, WARM = 64 << 10, 11, 12
 
 

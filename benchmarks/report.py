@@ -38,6 +38,7 @@ class Aim:
 AIMS = (
     Aim(r"local_(put|get)_vs_memcpy", 0.8, True),
     Aim(r"exists_1000_ms", 1.0, False),
+    Aim(r"(mooncake|memcache|yuanrong)_(put|get)_overhead", 1.1, False),
     Aim(r"ttft_pool_extra_ms_(\w+)", r"ttft_pool_extra_bound_ms_\1", False),
     Aim(r"zero_hit_ratio_low", 0.97, True),
     Aim(r"ttft_\w+_over_kvpool_\d+", 1.0, True),

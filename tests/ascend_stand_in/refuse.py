@@ -14,6 +14,11 @@ DRIVER_SIGNS = (
 META_SERVICE_LOCK = Path("/tmp/mmc_meta_service.lock")
 
 
+def has_driver() -> bool:
+    """Whether this host has a real driver, which the stand-in is not to replace."""
+    return any(sign.exists() for sign in DRIVER_SIGNS)
+
+
 def refusal() -> str | None:
     """Why not, in one line; None where it may run."""
     for sign in DRIVER_SIGNS:

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvpool.ops.services import Service, Started
+from kvpool.ops.services import Started
 from tests.engine.runner import EngineSpec
+from tests.live_services import live_service
 from tests.stores.needs import needs_memcache, needs_mooncake, needs_yuanrong
 
 STORES = ("mooncake", "memcache", "yuanrong")
 DRAM = 256 << 20
 START_S, STOP_S = 90.0, 30.0
+NEEDS = {"mooncake": needs_mooncake, "memcache": needs_memcache, "yuanrong": needs_yuanrong}
 
 
 @dataclass(frozen=True)
@@ -37,27 +39,6 @@ class LiveStore:
 @contextmanager
 def live_store(backend: str, folder: Path) -> Iterator[LiveStore]:
     """A service of its own in ``folder``, stopped afterwards. Skips, or in CI fails, where the machine lacks what it needs."""
-    service, prefix = _service(backend, folder)
-    started = service.start(folder, START_S)
-    try:
-        yield LiveStore(backend, started, prefix)
-    finally:
-        service.stop(folder, STOP_S)
-
-
-def _service(backend: str, folder: Path) -> tuple[Service, list[str]]:
-    if backend == "mooncake":
-        needs_mooncake()
-        from kvpool.ops.services.mooncake import MooncakeService
-
-        return MooncakeService(dram_bytes=DRAM), []
-    if backend == "yuanrong":
-        needs_yuanrong()
-        from kvpool.ops.services.yuanrong import YuanrongService
-
-        return YuanrongService(memory_mb=DRAM >> 20, request_timeout_ms=5000), []  # other tests may keep the machine busy
-    needs_memcache()
-    from tests.ascend_stand_in.staged import StagedMemcacheService
-
-    staged = StagedMemcacheService(folder, DRAM)
-    return staged, staged.prefix
+    NEEDS[backend]()
+    with live_service(backend, folder, DRAM, START_S, STOP_S) as live:
+        yield LiveStore(backend, live.started, live.prefix)

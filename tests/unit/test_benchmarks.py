@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("psutil")
 
 from benchmarks import __main__ as command
-from benchmarks import hits, local, peer_setups, plot, proxy, summary, trace, ttft, zero_hit
+from benchmarks import hits, local, peer_setups, plot, proxy, store_process, stores, summary, trace, ttft, zero_hit
 from benchmarks.models import kv_heavy
 from benchmarks.overlay import overlay
 from benchmarks.processes import free_ports, server
@@ -117,7 +117,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.arguments(["locl"])
-    assert "no part 'locl' (accepted: local, ttft, zero-hit, peers, trace, proxy)" in capsys.readouterr().err
+    assert "no part 'locl' (accepted: local, stores, ttft, zero-hit, peers, trace, proxy)" in capsys.readouterr().err
 
 
 def test_a_server_that_ends_early_says_why() -> None:

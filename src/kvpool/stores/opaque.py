@@ -214,11 +214,11 @@ class OpaqueStore(Store):
                 results += [self._fault(error)] * len(part.keys)
         return results
 
-    def _store(self, batch: Batch) -> list[Result]:
-        """Put what is not there yet, then look: only what can be read now has been stored."""
+    def _store(self, batch: Batch, there: Sequence[Answer] | None = None) -> list[Result]:
+        """Put what is not there yet, then look: only what can be read now has been stored. ``there``: what a look has just said."""
         results: list[Result] = [EXISTS] * len(batch.keys)
         first_of = {key: row for row, key in reversed(list(enumerate(batch.keys)))}
-        there = self._look(batch.keys)
+        there = self._look(batch.keys) if there is None else there
         rows = []
         for row, key in enumerate(batch.keys):
             if first_of[key] == row and there[row] is UNKNOWN:

@@ -177,14 +177,15 @@ class MemcacheStore(OpaqueStore):
         results = super()._in_parts(take(batch, range(min(fits, len(batch.keys)))), until, work)
         return results + [TOO_MUCH] * (len(batch.keys) - len(results))
 
-    def _store(self, batch: Batch) -> list[Result]:
+    def _store(self, batch: Batch, there: Sequence[Answer] | None = None) -> list[Result]:
         """As everywhere. What is there already is leased meanwhile, so that the rest does not push it out (BC-080); and a key whose
         writer died is given free and put once more."""
         self._leases.end_overdue(self._library())
-        there = [key for key, answer in zip(batch.keys, self._look(batch.keys), strict=True) if isinstance(answer, Hit)]
-        token = self._leases.take(self._library(), texts(there), PUT_LEASE_S)[0] if there else None
+        there = self._look(batch.keys) if there is None else there
+        hits = [key for key, answer in zip(batch.keys, there, strict=True) if isinstance(answer, Hit)]
+        token, found = self._leases.take(self._library(), texts(hits), PUT_LEASE_S) if hits else (None, [])
         try:
-            results = super()._store(batch)
+            results = super()._store(batch, None if any(found) else there)  # one that could not be leased may have gone
             busy = {name: row for row, name in enumerate(texts(batch.keys)) if results[row] is BUSY}
             again = [busy[name] for name in self._half_written.free(self._library(), list(busy))] if busy else []
             for row, result in zip(again, super()._store(take(batch, again)) if again else [], strict=True):

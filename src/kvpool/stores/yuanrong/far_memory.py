@@ -1,15 +1,17 @@
 """Bytes between this process and another one of this user, in one copy: process_vm_readv and process_vm_writev.
 
-One system call moves up to 1024 runs, without the interpreter lock. The kernel allows it towards a child process unless
-kernel.yama.ptrace_scope is 2 or more, or a seccomp filter of the container forbids it.
+One system call moves up to 1024 runs, without the interpreter lock; a few threads share large copies. The kernel allows it towards
+a child process unless kernel.yama.ptrace_scope is 2 or more, or a seccomp filter of the container forbids it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 Int64 = NDArray[np.int64]
 Move = Callable[[int, int, int, int, int, int], int]
 RUNS = 1024  # IOV_MAX of Linux
+THREADS, SHARE = 4, 8 << 20  # the most that copy at one time, and bytes that are worth a thread
 
 
 @cache
@@ -38,7 +41,41 @@ def read(pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
 
 
 def _move(call: Move, pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
+    """No byte moves any more when it returns or raises."""
     far, near, sizes = _joined(far, near, sizes)
+    errors: list[OSError] = []
+
+    def work(part: slice) -> None:
+        try:
+            _share(call, pid, far[part], near[part], sizes[part])
+        except OSError as error:
+            errors.append(error)
+
+    first, *others = _shares(sizes)
+    threads = [threading.Thread(target=work, args=(part,), name="kvpool-yuanrong-copy", daemon=True) for part in others]
+    started: list[threading.Thread] = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+        work(first)
+    finally:
+        for thread in started:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _shares(sizes: Int64) -> list[slice]:
+    """Which runs each thread copies: about as many bytes each, one thread alone where they are few."""
+    total = int(sizes.sum())
+    threads = max(1, min(THREADS, len(os.sched_getaffinity(0)), len(sizes), total // SHARE))
+    ends = np.searchsorted(np.cumsum(sizes), np.arange(1, threads) * total // threads) + 1
+    bounds = [0, *ends.tolist(), len(sizes)]
+    return [slice(start, end) for start, end in pairwise(bounds)]
+
+
+def _share(call: Move, pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
     for first in range(0, len(sizes), RUNS):
         part = slice(first, first + RUNS)
         here, there = _runs(near[part], sizes[part]), _runs(far[part], sizes[part])
