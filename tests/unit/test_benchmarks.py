@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("psutil")
 
 from benchmarks import __main__ as command
-from benchmarks import hits, local, peer_setups, plot, proxy, store_process, stores, summary, trace, ttft, zero_hit
+from benchmarks import hits, local, peer_setups, plot, proxy, summary, trace, ttft, zero_hit
 from benchmarks.models import kv_heavy
 from benchmarks.overlay import overlay
 from benchmarks.processes import free_ports, server
