@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("psutil")
 
 from benchmarks import __main__ as command
-from benchmarks import hits, local, peer_setups, plot, proxy, summary, trace, ttft, zero_hit
+from benchmarks import hits, local, peer_setups, plot, proxy, store_process, stores, summary, trace, ttft, zero_hit
 from benchmarks.models import kv_heavy
 from benchmarks.overlay import overlay
 from benchmarks.processes import free_ports, server
@@ -205,6 +205,51 @@ def test_zero_hit_compares_each_pair_in_alternating_order(tmp_path: Path, monkey
     assert report.figures["zero_hit_ratio"] == report.figures["zero_hit_cpu_ratio"] == 0.9
     assert report.figures["zero_hit_saved_share"] == 1.0
     assert report.figures["zero_hit_idle_engine_cpu"] == 0.0
+
+
+def test_overheads_of_stores_are_ratios_of_rounds() -> None:
+    seconds = {"ours_put": [2.0, 3.0, 9.0], "native_put": [1.0, 2.0, 3.0], "ours_get": [1.0] * 3, "native_get": [2.0] * 3}
+    unsummed = {"unsummed_put": [1.0, 2.0, 3.0], "unsummed_get": [4.0] * 3}
+    found = store_process.figures({**seconds, **unsummed, "memcpy": [1.0]}, {"ours": 2.0, "native": 1.0})
+    assert (found["put_overhead"], found["get_overhead"]) == (2.0, 0.5)
+    assert (found["put_overhead_without_checksum"], found["get_overhead_without_checksum"]) == (1.0, 2.0)
+    assert found["put_gbps"] == pytest.approx((64 << 20) / 3e9)
+    local_only = store_process.figures({"ours_put": [1.0], "ours_get": [1.0], "memcpy": [1.0]}, {"ours": 2.0})
+    assert set(local_only) == {"put_gbps", "get_gbps", "memcpy_gbps", "exists_1000_ms"}
+
+
+def test_every_store_has_its_figures_or_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(backend: str, *_: object) -> dict[str, float]:
+        if backend == "memcache":
+            raise RuntimeError("no driver")
+        return dict.fromkeys((name.removeprefix(f"{backend}_") for name in stores.expected(backend)), 1.0)
+
+    @contextlib.contextmanager
+    def environment(backend: str, folder: Path):
+        if backend == "yuanrong":
+            raise OSError("not installed")
+        yield {}, []
+
+    monkeypatch.setattr(stores, "measure", measure)
+    monkeypatch.setattr(stores, "environment", environment)
+    report = Report(tmp_path)
+    stores.run(report, Settings(quick=True, traces=None, disk=tmp_path))
+    for backend, reason in {"local": None, "mooncake": None, "memcache": "no driver", "yuanrong": "not installed"}.items():
+        for name in stores.expected(backend):
+            assert report.figures[name] == (None if reason else 1.0)
+            assert report.figures.get(f"note_{name}") == reason
+    assert aim_of("mooncake_put_overhead", {"mooncake_put_overhead": 1.2}) == ("<= 1.1", False)
+    report.forget(local.FIGURES)
+    assert "local_put_gbps" in report.figures
+    report.forget(stores.FIGURES)
+    assert report.figures == {}
+
+
+def test_a_store_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    found = stores.measure("local", tmp_path, {}, [], quick=True)
+    assert set(found) == {"put_gbps", "get_gbps", "memcpy_gbps", "exists_1000_ms"}
+    with pytest.raises(RuntimeError, match=r"measuring mooncake ended with 1: .*MOONCAKE_CONFIG_PATH"):
+        stores.measure("mooncake", tmp_path, {"MOONCAKE_CONFIG_PATH": ""}, [], quick=True)
 
 
 def test_a_proxy_is_measured_against_the_same_engines_without_one(tmp_path: Path) -> None:
