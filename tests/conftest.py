@@ -21,13 +21,12 @@ settings.load_profile("kvpool")
 ENGINE_TESTS = Path(__file__).with_name("engine")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(ENGINE_TESTS):
-            item.add_marker(pytest.mark.engine)
-        # Tests of one file run in one process; so do all that need MemCache's service, for there is one of them on a host.
-        item.add_marker(pytest.mark.xdist_group("memcache" if "memcache" in item.path.name else str(item.path)))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks that others read when the collection ends."""
+    if item.path.is_relative_to(ENGINE_TESTS):
+        item.add_marker(pytest.mark.engine)
+    # Tests of one file run in one process; so do all that need MemCache's service, for there is one of them on a host.
+    item.add_marker(pytest.mark.xdist_group("memcache" if "memcache" in item.path.name else str(item.path)))
 
 
 @pytest.fixture
