@@ -50,14 +50,18 @@ def quick(client: Client, limit_s: float, do: str, **arguments: object) -> objec
 
 
 def joins_or_says_why(pool: MemcachePool, keys: list[str]) -> None:
-    """After the restart of a MetaService the library sometimes hangs in processes that join: then that is one line, in time."""
+    """After the restart of a MetaService the library sometimes hangs in processes that join: then that is one line, in time.
+    Sometimes it joins, and all that it is asked fails: then that is never taken for a miss."""
     late = pool.worker()
     answer = late.ask("open", connect_s=5.0, timeout_s=15.0)
     assert late.took_s < 7
-    if answer == "open":
-        until(lambda: late.ask("get", keys=keys), ["ok"] * len(keys))
-    else:
+    if answer != "open":
         assert "did not start within 5 s" in answer
+        return
+    began = time.monotonic()
+    while (got := late.ask("get", keys=keys)) != ["ok"] * len(keys) and time.monotonic() - began < RECOVERY_S:
+        assert set(got) <= {"ok", "transient", "overdue"}
+        time.sleep(0.1)
 
 
 def test_a_killed_meta_service_loses_nothing(pool: MemcachePool):
@@ -130,14 +134,16 @@ def test_a_process_can_end_whatever_the_meta_service_does(pool: MemcachePool):
 
 
 def test_a_killed_owner_leads_to_no_wrong_bytes(pool: MemcachePool):
-    """Mostly its objects are gone at once; sometimes the MetaService does not notice, and its memory is still mapped here."""
+    """Mostly its objects are gone at once; sometimes the MetaService does not notice, and its memory is still mapped here, or
+    cannot be read."""
     worker, keys = pool.client(), names("owned", 8)
     store(worker, keys)
     os.kill(pool.pid("local-service"), signal.SIGKILL)
     for turn in range(6):
         found = worker.ask("exists", keys=keys)
         got = worker.ask("get", keys=keys)
-        assert (found, got) in ((["hit"] * 8, ["ok"] * 8), (["miss"] * 8, ["missing"] * 8), (["hit"] * 8, ["missing"] * 8))
+        known = (("hit", "ok"), ("hit", "transient"), ("hit", "missing"), ("miss", "missing"))
+        assert (found, got) in [([one] * 8, [other] * 8) for one, other in known]
         new = names(f"homeless{turn}", 2)
         stored = worker.ask("put", keys=new, wait_s=10.0)
         assert stored in (["ok"] * 2, ["no_space"] * 2)

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import itertools
 import os
 import signal
 import subprocess
@@ -260,8 +261,9 @@ def test_too_many_open_files_is_one_line(pool_root):
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 5, hard))
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = itertools.islice((number for number in itertools.count() if number not in used), 5)  # the limit is on the numbers
+    resource.setrlimit(resource.RLIMIT_NOFILE, (list(free)[-1] + 1, hard))
     try:
         with pytest.raises(OSError, match=r"Too many open files|index cannot be opened"):
             opened(pool_root, SIZE)
