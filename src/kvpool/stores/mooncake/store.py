@@ -94,8 +94,8 @@ class MooncakeStore(OpaqueStore):
             self._check_tenant(client, self._library)
             for address, nbytes in sorted(self._regions):
                 self._register(client, address, nbytes)
-        except (OSError, ValueError):
-            client.close()
+        except BaseException:
+            self._end(client)
             raise
         self._client = client
 
@@ -125,6 +125,9 @@ class MooncakeStore(OpaqueStore):
             return
         if link is not None and (writing := link.books.writing()):
             client.batch_put_session_revoke([name_of(key) for key in writing])
+        self._end(client)
+
+    def _end(self, client: Client) -> None:
         client.close()
         if self.options.enable_ssd_offload and segment_bytes(self.options, self.context):
             ssd.good_bye(ssd.folder_of(self.options, self.context))
