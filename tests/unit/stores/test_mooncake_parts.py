@@ -247,6 +247,15 @@ def batch(memory):
     return Batch([b"k"], np.array([[memory.ctypes.data]], dtype=np.int64), np.array([64], dtype=np.int64))
 
 
+@pytest.mark.parametrize(("device", "protocol", "sealed"), [
+    ("cpu", "tcp", True), ("cpu", "rdma", False), ("cuda", "tcp", False), ("npu", "ascend", False),
+])  # fmt: skip
+def test_checksums_only_where_their_memory_needs_no_registration(device, protocol, sealed):
+    store = MooncakeStore(options(protocol=protocol), StoreContext(device=device))
+    assert store.checksums is sealed
+    assert store._no_link().trailer is sealed
+
+
 def test_a_put_counts_only_when_it_can_be_read(lying):
     store, _ = lying
     handle = store.put(batch(np.zeros(64, dtype=np.uint8)), 1.0)

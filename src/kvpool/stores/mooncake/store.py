@@ -1,7 +1,8 @@
 """Mooncake behind the store contract.
 
 Bytes move straight between the caller's segments and the memory of whichever client holds the object. The library is thread-safe; a
-call that has begun cannot be abandoned. Where the CPU can read the KV every object ends with a checksum (kvpool.stores.checksums).
+call that has begun cannot be abandoned. Over TCP, where the CPU can read the KV, every object ends with a checksum
+(kvpool.stores.checksums): any other protocol would need its memory registered.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class MooncakeStore(OpaqueStore):
         super().__init__()
         self.options = options
         self.context = context
-        self.checksums = context.device == "cpu"
+        self.checksums = context.device == "cpu" and options.protocol == "tcp"
         self.capabilities = Capabilities(ranged=True, leases=True, device_memory=context.device != "cpu")
         self.limits = Limits(transfer_threads=_PARTS, batch_bytes=self._batch_bytes())
         self._load_deadline_s = load_deadline_s
