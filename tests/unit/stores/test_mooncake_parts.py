@@ -254,6 +254,8 @@ def test_checksums_only_where_their_memory_needs_no_registration(device, protoco
     store = MooncakeStore(options(protocol=protocol), StoreContext(device=device))
     assert store.checksums is sealed
     assert store._no_link().trailer is sealed
+    assert store._no_link().host is sealed, "a copy of an object on a disk lies in such memory"
+    assert store._takes_host_memory() is sealed
 
 
 def test_a_put_counts_only_when_it_can_be_read(lying):

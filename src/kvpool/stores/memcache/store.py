@@ -118,6 +118,9 @@ class MemcacheStore(OpaqueStore):
             self._bound.device = self._context.device_id
         return client
 
+    def _takes_host_memory(self) -> bool:
+        return self._wish.data and self._context.device == "cpu" and self._options.protocol == "host_shm"
+
     def register(self, regions: Sequence[tuple[int, int]]) -> None:
         """OSError where the library refuses a region; memory of this host needs none with ``host_shm``."""
         if self._options.protocol == "host_shm":

@@ -61,7 +61,7 @@ class MooncakeStore(OpaqueStore):
         super().__init__()
         self.options = options
         self.context = context
-        self.checksums = context.device == "cpu" and options.protocol == "tcp"
+        self.checksums = self._takes_host_memory()
         self.capabilities = Capabilities(ranged=True, leases=True, device_memory=context.device != "cpu")
         self.limits = Limits(transfer_threads=_PARTS, batch_bytes=self._batch_bytes())
         self._load_deadline_s = load_deadline_s
@@ -231,8 +231,11 @@ class MooncakeStore(OpaqueStore):
     def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
         return MooncakeReader(self._link or self._no_link(), keys, deadline_s)
 
+    def _takes_host_memory(self) -> bool:
+        return self.context.device == "cpu" and self.options.protocol == "tcp"
+
     def _make_link(self, client: Client, calls: NativeCalls, config: object) -> Link:
-        host = self.context.device == "cpu"
+        host = self._takes_host_memory()
         return Link(client, calls, config, self.checksums, host, self._fault, self._look, self._fetch, self._quarantine)
 
     def _no_link(self) -> Link:
