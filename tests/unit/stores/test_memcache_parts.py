@@ -190,6 +190,17 @@ def test_nothing_is_written_once_the_writer_is_taken_for_dead(monkeypatch):
     assert fake.removed == ["a"]
 
 
+def test_what_could_not_be_published_is_removed_and_nothing_else():
+    fake = FakeLibrary()
+    writer = writer_of(fake, "a", "b", "c")
+    writer.write([0, 1, 2], 0, *piece(3))
+    fake.batch_write_finish = lambda keys, res: [fake.states.update(a="stored") or 0, -3014, codes.DUPLICATE]
+    assert statuses(writer.commit()) == [Status.OK, Status.TRANSIENT, Status.EXISTS]
+    assert fake.removed == ["b"]
+    writer.abort()
+    assert fake.removed == ["b"]
+
+
 def test_no_room_for_a_session():
     fake = FakeLibrary()
     fake.room = 1
