@@ -170,6 +170,12 @@ def rank_name() -> int:
     return get_pp_group().rank_in_group * tp.world_size + tp.rank_in_group
 
 
+def global_rank(vllm_config: VllmConfig) -> int:
+    """A number that also tells the data-parallel engines of one configuration apart."""
+    parallel = vllm_config.parallel_config
+    return int(parallel.data_parallel_index * parallel.world_size + rank_name())
+
+
 def local_rank() -> int:
     """The number of this worker's device on its host."""
     return int(get_world_group().local_rank)

@@ -29,11 +29,10 @@ class OpenJob:
 class JobTable:
     """``open`` -> ``merge`` until every rank has ended the job -> closed: unpinned, its lease released. Or ``cancel``, unsent."""
 
-    def __init__(self, service: LookupService, pins: BlockPins, world_size: int, lease_s: float) -> None:
+    def __init__(self, service: LookupService, pins: BlockPins, world_size: int) -> None:
         self._service = service
         self._pins = pins
         self._world_size = world_size
-        self._lease_s = lease_s
         self._jobs: dict[int, OpenJob] = {}
         self._ids = itertools.count(1)
 
@@ -72,12 +71,10 @@ class JobTable:
 
     def renew_leases(self) -> None:
         """Loads that wait long for a thread keep what they are going to read."""
-        now = time.monotonic()
         for opened in self._jobs.values():
             if opened.renewal is not None and opened.renewal.done():
                 opened.lease, opened.renewal = opened.renewal.value or opened.lease, None
-            due = opened.lease is not None and opened.lease.until - now < self._lease_s / 2
-            if due and opened.renewal is None and opened.lease is not None:
+            if opened.renewal is None and opened.lease is not None and opened.lease.half_over():
                 opened.renewal = self._service.renew(opened.lease)
 
     def busy(self) -> bool:

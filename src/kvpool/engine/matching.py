@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatchLimits:
-    """Seconds: how long one step may wait for lookups, when a lookup counts as failed, how long a lease lasts."""
+    """Seconds: how long one step may wait for lookups, and when a lookup counts as failed."""
 
     wait_s: float
     timeout_s: float
-    lease_s: float
     min_hit_tokens: int
 
 
@@ -143,4 +142,4 @@ class Matcher:
     def _stale(self, state: RequestState) -> bool:
         """A lease about to end does not cover a load that starts now."""
         lease = state.found.lease if state.found is not None else None
-        return lease is not None and lease.until - time.monotonic() < self._limits.lease_s / 2
+        return lease is not None and lease.half_over()

@@ -52,10 +52,9 @@ class SchedulerSide:
         self.stats = PoolStats()
         self.breaker = Breaker(options.breaker_failures, options.breaker_cooldown_ms / 1000)
         self.negatives = RecentSet(options.negative_cache_entries, options.negative_cache_ms / 1000)
-        self._lease_s = options.lease_ms / 1000
-        self._service = LookupService(store, setup.groups, self._lease_s, self.negatives, setup.give_back)
+        self._service = LookupService(store, setup.groups, options.lease_ms / 1000, self.negatives, setup.give_back)
         waits = (options.lookup_wait_ms / 1000, options.lookup_timeout_ms / 1000)
-        limits = MatchLimits(*waits, self._lease_s, options.min_hit_tokens)
+        limits = MatchLimits(*waits, options.min_hit_tokens)
         self._matcher = Matcher(self._service, setup.groups, limits, self.breaker, self.stats)
         self._offers = SaveOffers(setup.groups, setup.save_decode)
         self._adapters = AdapterDigests()
@@ -78,7 +77,7 @@ class SchedulerSide:
         self._manager = manager
         limit = max(1, self._setup.num_blocks * self._setup.options.max_pinned_save_percent // 100)
         self._pins = BlockPins(manager.block_pool, limit)
-        self._jobs = JobTable(self._service, self._pins, self._setup.world_size, self._lease_s)
+        self._jobs = JobTable(self._service, self._pins, self._setup.world_size)
         # vLLM refuses to reset its prefix cache while any block is in use; our pins only keep blocks from being handed out.
         reset = manager.reset_prefix_cache
 

@@ -12,7 +12,7 @@ from vllm.logger import init_logger
 from kvpool.core.breaker import Breaker, BreakerState
 from kvpool.core.jobs import Job, JobReport, LoadJob, SaveJob, block_names
 from kvpool.devices import Device, Event
-from kvpool.engine.cache_layout import WorkerLayout, describe_caches, local_rank, rank_name
+from kvpool.engine.cache_layout import WorkerLayout, describe_caches, global_rank, local_rank, rank_name
 from kvpool.engine.log_gate import LogGate
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
 from kvpool.engine.opening import open_store, pool_address
@@ -71,7 +71,8 @@ class WorkerSide:
 
     def register(self, vllm_config: VllmConfig, kv_config: KVCacheConfig, caches: Mapping[str, torch.Tensor]) -> None:
         layout = describe_caches(vllm_config, kv_config, caches, self._setup.options.cache_namespace, self._setup.split)
-        self._store = self._store or open_store(self._setup, "worker", layout.device, local_rank(), rank_name())
+        rank = global_rank(vllm_config)
+        self._store = self._store or open_store(self._setup, "worker", layout.device, local_rank(), rank)
         self._store.register(layout.regions)
         self._transfers = Transfers(self._store, layout.layouts)
         shards = tuple((one.group, str(one.shard), one.object_nbytes) for one in layout.layouts)

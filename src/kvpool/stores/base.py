@@ -16,6 +16,7 @@ Rules for every store:
 from __future__ import annotations
 
 import enum
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,11 @@ class Lease:
     answers: list[Answer]
     until: float  # time.monotonic() at which the promise ends
     token: object = field(default=None, repr=False)
+    since: float = field(default_factory=time.monotonic)
+
+    def half_over(self) -> bool:
+        """Time to take another, where the objects are still needed. A store may have granted less than it was asked for."""
+        return time.monotonic() > (self.since + self.until) / 2
 
 
 @dataclass(frozen=True, slots=True)

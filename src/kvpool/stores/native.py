@@ -5,6 +5,7 @@ A deadline ends the *wait* for such a call and never the call: memory that a run
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kvpool.stores.base import Result, Status
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -82,7 +85,7 @@ class NativeCalls:
         self._closed = False
 
     def begin(self, work: Callable[[], T], deadline_s: float) -> Call[T]:
-        """Queue a call; it is done at once, with Closed, after ``close``."""
+        """Queue a call; it is done at once, with Closed, after ``close``, and with OSError where no thread can be started."""
         call: Call[T] = Call(work, time.monotonic() + deadline_s)
         with self._lock:
             if self._closed:
@@ -90,11 +93,23 @@ class NativeCalls:
                 return call
             self._open.add(call)  # type: ignore[arg-type]
             if len(self._threads) < min(self._limit, len(self._open)):
-                thread = threading.Thread(target=self._serve, name=f"kvpool-{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._add_thread()
+            if not self._threads:
+                self._open.discard(call)
+                call.cancel(OSError(f"no thread for calls of {self._name} can be started"))
+                return call
         self._queue.put(call)  # type: ignore[arg-type]
         return call
+
+    def _add_thread(self) -> None:
+        """Where the system has none left, those that are there take the call, and the next call tries again."""
+        thread = threading.Thread(target=self._serve, name=f"kvpool-{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            logger.warning("kvpool: no further thread for calls of %s can be started", self._name, exc_info=True)
+            return
+        self._threads.append(thread)
 
     def ask(self, work: Callable[[], T], deadline_s: float) -> T:
         """The value of a call; TimeoutError when it does not come in time. For calls that use no memory of the caller."""

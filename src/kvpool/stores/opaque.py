@@ -105,6 +105,10 @@ class OpaqueStore(Store):
         """Seconds for which a lookup protects what it finds; 0 where it does not."""
         return 0.0
 
+    def _takes_host_memory(self) -> bool:
+        """Whether put and get take any memory of this process: unregistered, and beside the device's."""
+        return not self.capabilities.device_memory
+
     def _fault(self, error: BaseException) -> Result:
         """What an exception of a hook means for the keys of its call."""
         if isinstance(error, Closed):
@@ -304,10 +308,11 @@ class OpaqueStore(Store):
         return results
 
     def write_note(self, name: bytes, text: str) -> None:
-        opaque_notes.write(self, name, text)
+        if self._takes_host_memory():
+            opaque_notes.write(self, name, text)
 
     def notes(self, prefix: bytes) -> dict[bytes, str]:
-        return opaque_notes.read(self, prefix)
+        return opaque_notes.read(self, prefix) if self._takes_host_memory() else {}
 
     def stats(self) -> StoreStats:
         lookups = self._lookups

@@ -110,6 +110,21 @@ def test_a_client_whose_meta_service_is_silent_is_not_closed_but_taken_over(monk
         assert module.closed.is_set()
 
 
+@pytest.mark.parametrize(
+    ("protocol", "context", "taken"),
+    [
+        ("host_shm", StoreContext(), True),
+        ("host_tcp", StoreContext(), False),
+        ("host_shm", StoreContext(role="scheduler"), False),
+        ("device_sdma", StoreContext(device="npu"), False),
+    ],
+)
+def test_notes_need_memory_that_is_not_registered(protocol, context, taken):
+    text = f"ock.mmc.meta_service_url = tcp://127.0.0.1:1\n{LOCAL}.config_store_url = tcp://127.0.0.1:1\n"
+    options = read_local_conf(text, "mmc-local.conf").options.model_copy(update={"protocol": protocol})
+    assert MemcacheStore(options, context, "mmc-local.conf")._takes_host_memory() is taken
+
+
 def test_the_meta_service_is_asked_where_its_file_says(tmp_path):
     conf = tmp_path / "mmc-meta.conf"
     lines = "ock.mmc.meta_service_url = tcp://h:5000\nock.mmc.meta_service.config_store_url = tcp://h:6000\n"

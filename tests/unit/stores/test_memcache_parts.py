@@ -7,8 +7,10 @@ import time
 import numpy as np
 import pytest
 
+from kvpool.options.memcache_conf import read_local_conf
 from kvpool.stores.base import Result, Status
-from kvpool.stores.memcache import codes, half_written
+from kvpool.stores.context import StoreContext
+from kvpool.stores.memcache import MemcacheStore, codes, half_written
 from kvpool.stores.memcache.directions import directions
 from kvpool.stores.memcache.half_written import HalfWritten
 from kvpool.stores.memcache.leases import Leases
@@ -188,6 +190,17 @@ def test_nothing_is_written_once_the_writer_is_taken_for_dead(monkeypatch):
     assert fake.removed == ["a"]
 
 
+def test_what_could_not_be_published_is_removed_and_nothing_else():
+    fake = FakeLibrary()
+    writer = writer_of(fake, "a", "b", "c")
+    writer.write([0, 1, 2], 0, *piece(3))
+    fake.batch_write_finish = lambda keys, res: [fake.states.update(a="stored") or 0, -3014, codes.DUPLICATE]
+    assert statuses(writer.commit()) == [Status.OK, Status.TRANSIENT, Status.EXISTS]
+    assert fake.removed == ["b"]
+    writer.abort()
+    assert fake.removed == ["b"]
+
+
 def test_no_room_for_a_session():
     fake = FakeLibrary()
     fake.room = 1
@@ -242,6 +255,33 @@ def test_room_of_another_writer_under_the_same_key_starts_its_patience_anew():
     half.free(fake, ["a"])
     time.sleep(0.15)
     fake.batch_get_key_info = lambda keys, flag=0: [FakeInfo(4711) for _ in keys]
+    assert half.free(fake, ["a"]) == []
+    assert fake.removed == []
+
+
+@pytest.mark.parametrize("look", [lambda store: store._exists([b"a"]), lambda store: store._lease([b"a"], 5.0)])
+def test_a_key_that_a_lookup_found_readable_starts_its_patience_anew(monkeypatch, look):
+    text = "ock.mmc.meta_service_url = tcp://127.0.0.1:1\nock.mmc.local_service.config_store_url = tcp://127.0.0.1:1\n"
+    store = MemcacheStore(read_local_conf(text, "mmc-local.conf").options, StoreContext(), "mmc-local.conf")
+    fake, half = FakeLibrary(), HalfWritten(patience_s=0.1)
+    store._half_written = half
+    monkeypatch.setattr(store, "_library", lambda: fake)
+    fake.states = {"a": "writing"}
+    half.free(fake, ["a"])
+    fake.states = {"a": "stored"}
+    look(store)
+    time.sleep(0.15)
+    fake.states = {"a": "writing"}
+    assert half.free(fake, ["a"]) == []
+    assert fake.removed == []
+
+
+def test_a_key_of_which_the_library_cannot_tell_is_not_half_written():
+    fake, half = FakeLibrary(), HalfWritten(patience_s=0.1)
+    fake.states = {"a": "stored"}
+    fake.batch_is_exist = lambda keys: [-3014] * len(keys)
+    half.free(fake, ["a"])
+    time.sleep(0.15)
     assert half.free(fake, ["a"]) == []
     assert fake.removed == []
 

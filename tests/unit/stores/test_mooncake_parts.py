@@ -124,6 +124,7 @@ def test_buckets_suit_the_memory(tmp_path, monkeypatch):
     chosen = options(enable_ssd_offload=True, ssd_offload_path=str(tmp_path), global_segment_size=256 * MIB)
     ssd.arguments(chosen, StoreContext(), {})
     assert os.environ[ssd.BUCKET] == str(32 * MIB)
+    ssd.good_bye(ssd.folder_of(chosen, StoreContext()))
     monkeypatch.setenv(ssd.BUCKET, "5")
     ssd.arguments(chosen, StoreContext(), {})
     assert os.environ[ssd.BUCKET] == "5", "what the user set stays"
@@ -139,6 +140,7 @@ def test_a_client_waits_for_the_end_of_a_dead_one(tmp_path):
         begun = time.monotonic()
         ssd.arguments(chosen, StoreContext(), {ssd.CLIENT_TTL: "0.2"})
         assert least <= time.monotonic() - begun <= most
+        ssd.let_go(folder)
     with pytest.raises(ValueError, match="KVPOOL_MOONCAKE_CLIENT_TTL='soon'"):
         ssd.arguments(chosen, StoreContext(), {ssd.CLIENT_TTL: "soon"})
 
@@ -243,6 +245,17 @@ def lying(monkeypatch):
 
 def batch(memory):
     return Batch([b"k"], np.array([[memory.ctypes.data]], dtype=np.int64), np.array([64], dtype=np.int64))
+
+
+@pytest.mark.parametrize(("device", "protocol", "sealed"), [
+    ("cpu", "tcp", True), ("cpu", "rdma", False), ("cuda", "tcp", False), ("npu", "ascend", False),
+])  # fmt: skip
+def test_checksums_only_where_their_memory_needs_no_registration(device, protocol, sealed):
+    store = MooncakeStore(options(protocol=protocol), StoreContext(device=device))
+    assert store.checksums is sealed
+    assert store._no_link().trailer is sealed
+    assert store._no_link().host is sealed, "a copy of an object on a disk lies in such memory"
+    assert store._takes_host_memory() is sealed
 
 
 def test_a_put_counts_only_when_it_can_be_read(lying):

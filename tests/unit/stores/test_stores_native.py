@@ -113,6 +113,30 @@ def test_threads_are_as_many_as_needed(calls):
     assert many.close(5)
 
 
+def test_a_thread_that_cannot_be_started_is_tried_again(calls, gate, monkeypatch):
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        call = calls.begin(lambda: 1, 5)
+        assert call.done()
+        with pytest.raises(OSError, match="no thread"):
+            call.value()
+    assert calls.ask(lambda: 2, 5) == 2
+    two = NativeCalls("two", 2)
+    first = two.begin(gate.wait, 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        waits = two.begin(lambda: 3, 5)
+    assert two.ask(lambda: 4, 5) == 4, "by the second thread"
+    assert waits.wait(5)
+    assert waits.value() == 3
+    gate.set()
+    assert first.wait(5)
+    assert two.close(5)
+
+
 def test_a_wrong_number_of_answers_is_a_failure_of_all(calls):
     transfer = Transfer(calls.begin(lambda: [OK], 5), 2, fault)
     assert transfer.wait(5)

@@ -199,6 +199,15 @@ def test_notes_are_found_by_family_and_told_once(store):
     assert store.notes(b"v1:note:other:") == {}
 
 
+def test_no_note_goes_to_a_store_that_does_not_take_host_memory(store):
+    store.write_note(b"n:1", "x")
+    store.capabilities = Capabilities(device_memory=True)
+    store.calls.clear()
+    store.write_note(b"n:2", "y")
+    assert store.notes(b"n:") == {}
+    assert store.calls == []
+
+
 def test_notes_beyond_the_places_are_dropped(store):
     for i in range(opaque_notes.PLACES + 3):
         store.write_note(b"n:%d" % i, "x")

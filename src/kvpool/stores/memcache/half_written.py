@@ -31,13 +31,19 @@ class HalfWritten:
         removed = client.remove_batch(dead)
         return [key for key, code in zip(dead, removed, strict=True) if code == 0]
 
+    def forget(self, keys: Sequence[str]) -> None:
+        """These have been seen readable: whoever wrote them was alive."""
+        with self._lock:
+            for key in keys if self._seen else ():
+                self._seen.pop(key, None)
+
     def _dead(self, keys: Sequence[str], states: Sequence[KeyState]) -> list[str]:
         now = time.monotonic()
         dead = []
         with self._lock:
             for key, state in zip(keys, states, strict=True):
                 start, since = self._seen.pop(key, (0, now))
-                if state.readable or not state.start:
+                if state.code != 0 or state.readable or not state.start:  # a code: the library could not tell
                     continue
                 if start == state.start and now - since > self.patience_s:
                     dead.append(key)

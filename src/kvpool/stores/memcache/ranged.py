@@ -89,14 +89,16 @@ class MemcacheWriter(Writer):
         keys = [self._keys[row] for row in rows]
         codes = client.batch_write_finish(keys, [0] * len(keys))
         there = client.batch_is_exist(keys)
-        for row in rows:
-            del self._starts[row]
-        return [
+        results = [
             put_result(code, self._nbytes)
             if code != 0 or found == 1
             else Result(Status.TRANSIENT, text="it cannot be read after all")
             for code, found in zip(codes, there, strict=True)
         ]
+        for row, code, result in zip(rows, codes, results, strict=True):
+            if code == 0 or result.stored:
+                del self._starts[row]  # the others were not published: they are still ours, to be dropped
+        return results
 
     def abort(self) -> None:
         self._drop(list(self._starts))

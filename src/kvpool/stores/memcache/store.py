@@ -118,6 +118,9 @@ class MemcacheStore(OpaqueStore):
             self._bound.device = self._context.device_id
         return client
 
+    def _takes_host_memory(self) -> bool:
+        return self._wish.data and self._context.device == "cpu" and self._options.protocol == "host_shm"
+
     def register(self, regions: Sequence[tuple[int, int]]) -> None:
         """OSError where the library refuses a region; memory of this host needs none with ``host_shm``."""
         if self._options.protocol == "host_shm":
@@ -137,6 +140,7 @@ class MemcacheStore(OpaqueStore):
         client, names = self._library(), texts(keys)
         found = client.batch_is_exist(names)
         there = [name for name, code in zip(names, found, strict=True) if code == 1]
+        self._half_written.forget(there)
         infos = iter(client.batch_get_key_info(there, PLAIN) if there else [])
         return [_answer(next(infos)) if code == 1 else (MISS if code == 0 else UNKNOWN) for code in found]
 
@@ -157,6 +161,7 @@ class MemcacheStore(OpaqueStore):
         client, names = self._library(), texts(keys)
         token, found = self._leases.take(client, names, seconds)
         held = [name for name, code in zip(names, found, strict=True) if code == 0]
+        self._half_written.forget(held)
         infos = iter(client.batch_get_key_info(held, PLAIN) if held else [])
         absent = {codes.NO_SUCH_KEY: MISS, codes.BEING_WRITTEN: MISS}
         return token, [_answer(next(infos)) if code == 0 else absent.get(code, UNKNOWN) for code in found]

@@ -54,13 +54,28 @@ def reach(address: str, deadline_s: float = MASTER_S) -> str:
 
 
 def connect(library: Library, options: MooncakeOptions, context: StoreContext, env: Mapping[str, str]) -> Client:
-    """A client that is set up. ValueError or OSError with the reason."""
+    """A client that is set up. ValueError or OSError with the reason. With a disk tier its folder stays locked, but for errors."""
     check_protocol(options, context)
     host = reach(options.master_server_address)
-    given = segment_bytes(options, context)
-    extra: dict[str, object] = dict(options.tenant_argument)
-    if options.enable_ssd_offload and given:
-        extra |= ssd.arguments(options, context, env)
+    if not (options.enable_ssd_offload and segment_bytes(options, context)):
+        return _client(library, options, context, env, host, {})
+    disk = ssd.arguments(options, context, env)
+    try:
+        return _client(library, options, context, env, host, disk)
+    except BaseException:
+        ssd.let_go(ssd.folder_of(options, context))
+        raise
+
+
+def _client(
+    library: Library,
+    options: MooncakeOptions,
+    context: StoreContext,
+    env: Mapping[str, str],
+    host: str,
+    disk: Mapping[str, object],
+) -> Client:
+    extra = {**options.tenant_argument, **disk}
     buffer = 0 if fabric_memory(options, env) else options.local_buffer_size
     for name, value in BOUNDS.items():
         os.environ.setdefault(name, value)
@@ -68,7 +83,7 @@ def connect(library: Library, options: MooncakeOptions, context: StoreContext, e
     arguments = (
         host,
         options.metadata_server,
-        given,
+        segment_bytes(options, context),
         buffer,
         options.protocol,
         options.device_name,

@@ -36,6 +36,7 @@ class MooncakeReader(Reader):
         self._until = time.monotonic() + deadline_s
         self._lock = threading.Lock()
         self._ended = False
+        self._starting = False
         self._nbytes: dict[int, int] = {}
         self._held: list[bytes] = []
         self._copies: dict[int, NDArray[np.uint8]] = {}  # of objects that lie on a disk, which sessions cannot read
@@ -48,7 +49,21 @@ class MooncakeReader(Reader):
             self.end()
 
     def _start(self) -> list[Result]:
-        """On a native thread."""
+        """On a native thread. Sessions of a reader that has ended meanwhile are ended here."""
+        with self._lock:
+            if self._ended:
+                raise TimeoutError("ended before it began")
+            self._starting = True
+        try:
+            return self._start_sessions()
+        finally:
+            with self._lock:
+                self._starting = False
+                late = self._ended
+            if late:
+                self._let_go()
+
+    def _start_sessions(self) -> list[Result]:
         results = [Result(Status.MISSING)] * len(self._keys)
         found: list[int] = []
         for row, answer in enumerate(self._link.look(self._keys)):
@@ -169,6 +184,11 @@ class MooncakeReader(Reader):
             if self._ended:
                 return
             self._ended = True
+            starting = self._starting
+        if not starting:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self._copies = {}
         ended = self._link.books.unread(self._held)
         if ended:

@@ -56,7 +56,7 @@ class Books:
 @dataclass(slots=True)
 class Link:
     """One opening of a store. ``look``, ``fetch`` and ``quarantine`` run on native threads. ``trailer``: objects end with a
-    checksum. ``host``: the CPU can read the caller's memory."""
+    checksum. ``host``: the library takes any memory of this process."""
 
     client: Client
     calls: NativeCalls

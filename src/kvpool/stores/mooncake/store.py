@@ -1,7 +1,8 @@
 """Mooncake behind the store contract.
 
 Bytes move straight between the caller's segments and the memory of whichever client holds the object. The library is thread-safe; a
-call that has begun cannot be abandoned. Where the CPU can read the KV every object ends with a checksum (kvpool.stores.checksums).
+call that has begun cannot be abandoned. Over TCP, where the CPU can read the KV, every object ends with a checksum
+(kvpool.stores.checksums): any other protocol would need its memory registered.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class MooncakeStore(OpaqueStore):
         super().__init__()
         self.options = options
         self.context = context
-        self.checksums = context.device == "cpu"
+        self.checksums = self._takes_host_memory()
         self.capabilities = Capabilities(ranged=True, leases=True, device_memory=context.device != "cpu")
         self.limits = Limits(transfer_threads=_PARTS, batch_bytes=self._batch_bytes())
         self._load_deadline_s = load_deadline_s
@@ -94,8 +95,8 @@ class MooncakeStore(OpaqueStore):
             self._check_tenant(client, self._library)
             for address, nbytes in sorted(self._regions):
                 self._register(client, address, nbytes)
-        except (OSError, ValueError):
-            client.close()
+        except BaseException:
+            self._end(client)
             raise
         self._client = client
 
@@ -125,6 +126,9 @@ class MooncakeStore(OpaqueStore):
             return
         if link is not None and (writing := link.books.writing()):
             client.batch_put_session_revoke([name_of(key) for key in writing])
+        self._end(client)
+
+    def _end(self, client: Client) -> None:
         client.close()
         if self.options.enable_ssd_offload and segment_bytes(self.options, self.context):
             ssd.good_bye(ssd.folder_of(self.options, self.context))
@@ -227,8 +231,11 @@ class MooncakeStore(OpaqueStore):
     def begin_read(self, keys: Sequence[bytes], deadline_s: float) -> Reader:
         return MooncakeReader(self._link or self._no_link(), keys, deadline_s)
 
+    def _takes_host_memory(self) -> bool:
+        return self.context.device == "cpu" and self.options.protocol == "tcp"
+
     def _make_link(self, client: Client, calls: NativeCalls, config: object) -> Link:
-        host = self.context.device == "cpu"
+        host = self._takes_host_memory()
         return Link(client, calls, config, self.checksums, host, self._fault, self._look, self._fetch, self._quarantine)
 
     def _no_link(self) -> Link:

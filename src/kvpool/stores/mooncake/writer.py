@@ -32,7 +32,9 @@ class MooncakeWriter(Writer):
         self._until = time.monotonic() + deadline_s
         self._lock = threading.Lock()
         self._ended = False
+        self._started = False
         self._given_up = False
+        self._sessions: list[Result] | None = None  # what the start came to, in time
         self._written: dict[int, Written] = {}  # of the rows that have a session
         self._sums: dict[int, Running | None] = {}  # None: not written in order
         self.results = [BUSY] * len(keys)
@@ -46,9 +48,10 @@ class MooncakeWriter(Writer):
             begun = self._link.calls.ask(lambda: self._start(rows), self._until - time.monotonic())
         except Exception as error:  # noqa: BLE001 - travels in the results
             with self._lock:
-                self._given_up = True
-            begun = [self._link.fault(error)] * len(rows)
-            if not isinstance(error, TimeoutError):
+                started, sessions = self._started, self._sessions
+                self._given_up = sessions is None
+            begun = sessions or [self._link.fault(error)] * len(rows)
+            if not started:  # and never will; else the keys are given up there
                 self._link.books.give_up([self._keys[row] for row in rows])
         for row, result in zip(rows, begun, strict=True):
             self.results[row] = result
@@ -58,6 +61,17 @@ class MooncakeWriter(Writer):
     def _start(self, rows: list[int]) -> list[Result]:
         """On a native thread. Sessions that come when nobody waits for them any more are revoked again."""
         keys = [self._keys[row] for row in rows]
+        with self._lock:
+            if self._given_up:
+                raise TimeoutError("given up before it began")
+            self._started = True
+        try:
+            return self._start_sessions(keys)
+        except BaseException:
+            self._link.books.give_up(keys)
+            raise
+
+    def _start_sessions(self, keys: list[bytes]) -> list[Result]:
         total = self._nbytes + (TRAILER if self._link.trailer else 0)
 
         def attempt(chosen: Sequence[int]) -> list[Result]:
@@ -73,6 +87,7 @@ class MooncakeWriter(Writer):
             results[place] = EXISTS if isinstance(answer, Hit) else BUSY
         with self._lock:
             late = self._given_up
+            self._sessions = None if late else results
         begun = [key for key, result in zip(keys, results, strict=True) if result.status is Status.OK]
         if late and begun:
             self._link.client.batch_put_session_revoke([name_of(key) for key in begun])
