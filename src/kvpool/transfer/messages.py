@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both sides must speak the same; raise it with every change below."""
 
 
@@ -54,10 +54,12 @@ class Hello(Struct, frozen=True, tag="hello"):
 
 
 class Begin(Struct, frozen=True, tag="begin"):
-    """Reader ``reader`` is about to read; ``prompt`` is the digest of what it wants the KV of."""
+    """Reader ``reader`` of a pull is about to read; ``prompt`` is the digest of what it wants the KV of. ``pull`` is random, the
+    same for all readers of one decode engine: the first that begins owns the transfer."""
 
     transfer_id: str
     instance: str
+    pull: str
     reader: int
     prompt: str
 
@@ -67,6 +69,7 @@ class End(Struct, frozen=True, tag="end"):
 
     transfer_id: str
     instance: str
+    pull: str
     reader: int
 
 

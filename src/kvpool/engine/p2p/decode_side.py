@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -121,7 +122,8 @@ class DecodeSide:
             wanted.append(Wanted(index, places, [table[i] for i in places]))
         arrival.phase = Phase.PULLING
         self._used.add([arrival.offer.transfer_id])
-        self._pulls.append(PullJob(request.request_id, arrival.offer, arrival.prompt, tuple(wanted)))
+        pull = secrets.token_hex(16)
+        self._pulls.append(PullJob(request.request_id, arrival.offer, pull, arrival.prompt, tuple(wanted)))
 
     def finished(self, request: Request) -> None:
         """Idempotent. A pull that is under way ends by itself and tells prefill."""

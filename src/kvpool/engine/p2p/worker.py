@@ -135,7 +135,7 @@ class TransferWorker:
         """What went wrong; "" where the blocks hold prefill's KV."""
         began = time.monotonic()
         try:
-            nbytes = self._meet_puller(probe).pull(job.offer, job.prompt, job.wanted, self._setup.deadline_s)
+            nbytes = self._meet_puller(probe).pull(job.offer, job.pull, job.prompt, job.wanted, self._setup.deadline_s)
         except PullError as error:
             return str(error)
         seconds = time.monotonic() - began
