@@ -12,6 +12,7 @@ from kvpool.stores.base import Result, Status
 from kvpool.transfer import ledger as ledgers
 from kvpool.transfer.channel import ChannelError, Line
 from kvpool.transfer.messages import End
+from kvpool.transfer.pull import PullError
 from tests.contract.content import expected_output
 from tests.contract.harness import OracleError
 from tests.contract.pair import ASK
@@ -190,6 +191,15 @@ def test_one_rank_that_fails_fails_the_request(pair, policy, rank, monkeypatch):
     both.assert_clean()
 
 
+def test_a_rank_that_never_begins_does_not_keep_the_blocks(pair, monkeypatch):
+    """One rank reads and ends, the other fails before it has said anything: prefill is told when both have returned."""
+    both = pair("process_vm", {"tp": 2}, {"tp": 2}, policy="recompute")
+    monkeypatch.setattr(both.decode.workers[1], "_meet_puller", lambda probe: (_ for _ in ()).throw(PullError("broken")))
+    both.hand_over("a", PROMPT)
+    assert_by_policy(both, "a", "recompute")
+    both.assert_clean()
+
+
 def test_a_request_id_that_is_used_again_is_another_transfer(pair):
     both = pair("process_vm")
     offers = {tuple(p): both.offer("same", p) for p in (PROMPT, PROMPT[::-1])}
@@ -340,10 +350,12 @@ def test_metrics_tell_offers_and_pulls(pair, engine):
     offered, pulled = both.prefill.count_metrics(), both.decode.count_metrics()
     both.hand_over("a", PROMPT)
     both.decode.ask("other", [1, *PROMPT[1:]], 1, params=both.offer("b", PROMPT[::-1]))
+    both.offer("c", PROMPT[:40])
+    both.decode.until(lambda: len(both.prefill.side._ledger) == 1)  # decode has said that it failed
     both.prefill.side._ledger.drop_all("end of test")
-    both.prefill.ask("c", PROMPT[:20])
+    both.prefill.ask("d", PROMPT[:20])
     both.assert_clean()
-    assert (offered["offers"], offered["unread_offers/reason=lost"]) == (2, 1)
+    assert (offered["offers"], offered["unread_offers/reason=released"], offered["unread_offers/reason=lost"]) == (3, 1, 1)
     assert (pulled["pulls/reason=ok"], pulled["pulls/reason=failed"]) == (1, 1)
     assert pulled["pulled_bytes"] == 7 * 2 * 2 * 16 * 32
     assert {split_name(name.removeprefix("gauge:"))[0] for name in [*offered, *pulled]} <= set(TRANSFER_METRICS)

@@ -112,11 +112,11 @@ class Ledger:
                 self._close(transfer, "")
             return ""
 
-    def release(self, transfer_id: str, reason: str) -> None:
-        """Nobody will read it: ends at once, unless a reader is at it, who will end it."""
+    def release(self, transfer_id: str, reason: str, pull: str = "") -> None:
+        """Nobody will read it: ends at once, unless a reader is at it, who will end it. ``pull``: its own have returned."""
         with self._lock:
             transfer = self._open.get(transfer_id)
-            if transfer is not None and not transfer.begun:
+            if transfer is not None and transfer.owner in (None, pull):
                 self._close(transfer, reason, released=True)
 
     def drop_all(self, reason: str) -> None:

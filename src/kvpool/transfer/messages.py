@@ -74,11 +74,13 @@ class End(Struct, frozen=True, tag="end"):
 
 
 class Release(Struct, frozen=True, tag="release"):
-    """Nobody will read this transfer."""
+    """Nobody will read this transfer. ``pull``: that of a pull which has failed and whose readers have all returned, so that the
+    transfer ends although they had begun; empty where nobody began."""
 
     transfer_id: str
     instance: str
     reason: str
+    pull: str = ""
 
 
 Request: TypeAlias = Hello | Begin | End | Release

@@ -136,6 +136,20 @@ def test_one_pull_reads_a_transfer(clock):
     assert "have ended" in ledger.end("t", "B", 0), "freed blocks are held for nobody"
 
 
+def test_a_pull_that_is_over_ends_what_it_had_begun(clock):
+    ledger = opened(clock, readers=2)
+    ledger.begin("t", "A", 0, "prompt")
+    ledger.release("t", "nobody wants it")
+    ledger.release("t", "another failed", "B")
+    assert closed(ledger) == []
+    ledger.release("t", "it failed", "A")
+    assert closed(ledger) == [("t", "it failed")]
+    assert ledger.end("t", "A", 0) == "it failed"
+    unread = opened(clock)
+    unread.release("t", "it failed before it began", "B")
+    assert len(closed(unread)) == 1
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["open", "begin", "end", "release", "time", "sweep", "drop"]),

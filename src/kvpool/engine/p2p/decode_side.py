@@ -60,6 +60,7 @@ class DecodeSide:
         self._sharers: dict[str, list[Arrival]] = {}  # transfer id -> requests with that offer
         self._used = RecentSet(USED, USED_S)  # transfers that have been pulled: they cannot be pulled twice
         self._pulls: list[PullJob] = []
+        self._pulling: dict[str, PullJob] = {}  # by request, until all ranks have returned
         self._caller = Caller(setup.secret.value)
         self._releases = WorkerThreads("release", 2)
         self._log = LogGate()
@@ -123,7 +124,9 @@ class DecodeSide:
         arrival.phase = Phase.PULLING
         self._used.add([arrival.offer.transfer_id])
         pull = secrets.token_hex(16)
-        self._pulls.append(PullJob(request.request_id, arrival.offer, pull, arrival.prompt, tuple(wanted)))
+        job = PullJob(request.request_id, arrival.offer, pull, arrival.prompt, tuple(wanted))
+        self._pulls.append(job)
+        self._pulling[request.request_id] = job
 
     def finished(self, request: Request) -> None:
         """Idempotent. A pull that is under way ends by itself and tells prefill."""
@@ -155,8 +158,8 @@ class DecodeSide:
         """The other requests with the same offer."""
         return [other for other in self._sharers[arrival.offer.transfer_id] if other is not arrival]
 
-    def _release(self, offer: Offer, reason: str) -> None:
-        self._releases.submit(lambda: release(self._caller, offer, reason))
+    def _release(self, offer: Offer, reason: str, pull: str = "") -> None:
+        self._releases.submit(lambda: release(self._caller, offer, reason, pull))
 
     # ---- steps --------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +168,11 @@ class DecodeSide:
         return TransferMetadata(probe=self._probe() if pulls else "", pulls=pulls)
 
     def update(self, output: KVConnectorOutput) -> None:
+        failed = output.failed_recving or ()
         for request_id in output.finished_recving or ():
+            job = self._pulling.pop(request_id, None)
+            if job is not None and request_id in failed:  # ranks may have begun that never ended
+                self._release(job.offer, "its pull failed on decode", job.pull)
             arrival = self._arrivals.get(request_id)
             if arrival is not None and arrival.phase is Phase.PULLING:
                 arrival.phase = Phase.OVER
@@ -176,6 +183,7 @@ class DecodeSide:
             "arrivals": len(self._arrivals),
             "sharers": len(self._sharers),
             "pulls": len(self._pulls),
+            "pulling": len(self._pulling),
             "releases": self._releases.backlog(),
         }
 
