@@ -80,7 +80,8 @@ class DecodeSide:
         prompt = prompt_digest(request, self._setup.unit)
         if prompt is None or offer.tokens != request.num_prompt_tokens:
             self._warn(request, f"the offer is of a prompt of {offer.tokens} tokens, not of these {request.num_prompt_tokens}")
-            self._release(offer, "decode has another prompt")
+            if offer.transfer_id not in self._used and offer.transfer_id not in self._sharers:  # else somebody is to pull it
+                self._release(offer, "decode has another prompt")
             return
         self._forget(self._arrivals.get(request.request_id), "its request id was used again")
         arrival = self._arrivals[request.request_id] = Arrival(request, offer, prompt)
