@@ -8,6 +8,7 @@ import pytest
 
 from kvpool.engine.p2p.metric_table import TRANSFER_METRICS
 from kvpool.engine.stats import split_name
+from kvpool.engine.threads import WorkerThreads
 from kvpool.stores.base import Result, Status
 from kvpool.transfer import ledger as ledgers
 from kvpool.transfer.channel import ChannelError, Line
@@ -286,6 +287,31 @@ def test_aborts_on_decode_release_prefill(pair, engine, monkeypatch):
         if i % 3 == 2:
             time.sleep(0.15)
         both.decode.abort(f"a{i}")
+    both.assert_clean()
+
+
+@pytest.mark.parametrize("why", ["raises", "never ran"])
+def test_a_copy_that_fails_unforeseen_is_reported(pair, monkeypatch, why):
+    both = pair("local_host", policy="recompute")
+    worker = both.prefill.workers[0]
+    if why == "raises":
+        monkeypatch.setattr(worker, "_copy_out", lambda job: 1 // 0)
+    else:  # the thread could not start
+        worker._threads.close(5.0)
+        worker._threads = WorkerThreads("transfer", 1, lambda: (_ for _ in ()).throw(OSError("no device")))
+    both.hand_over("a", PROMPT)
+    assert_by_policy(both, "a", "recompute")
+    both.assert_clean()
+
+
+def test_a_copy_that_is_never_reported_is_waited_for_until_its_time_is_up(pair, monkeypatch):
+    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "1")
+    both = pair("local_host")
+    worker = both.prefill.workers[0]
+    take = worker.take_report
+    monkeypatch.setattr(worker, "take_report", lambda: (take(), None)[1])
+    both.prefill.ask("a", PROMPT, 1, params=ASK)
+    assert both.prefill.side.open_counts()["pinned"] > 0
     both.assert_clean()
 
 
