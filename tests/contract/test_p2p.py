@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from kvpool.engine.p2p import decode_side
 from kvpool.engine.p2p.metric_table import TRANSFER_METRICS
 from kvpool.engine.stats import split_name
 from kvpool.engine.threads import WorkerThreads
@@ -13,6 +14,7 @@ from kvpool.stores.base import Result, Status
 from kvpool.transfer import ledger as ledgers
 from kvpool.transfer.channel import ChannelError, Line
 from kvpool.transfer.messages import End
+from kvpool.transfer.offer import Offer
 from kvpool.transfer.pull import PullError
 from tests.contract.content import expected_output
 from tests.contract.harness import OracleError
@@ -241,6 +243,19 @@ def test_bc_078_bc_141_engines_that_do_not_fit_refuse_and_name_the_field(pair, p
     assert named in caplog_vllm.text
     both.decode.ask("still alive", PROMPT[:20])
     both.assert_clean()  # prefill was told that nobody will read it
+
+
+def test_releases_to_a_dead_prefill_do_not_delay_others(pair, monkeypatch):
+    both, asked = pair("process_vm"), []
+    monkeypatch.setattr(decode_side, "release", lambda caller, offer, *rest: asked.append(offer.port) or offer.port != 1)
+    side = both.decode.side
+    dead, alive = (Offer("0" * 32, "x", "127.0.0.1", port, 5) for port in (1, 2))
+    side._tell(dead, "first", "")
+    for _ in range(20):
+        side._release(dead, "again")
+    side._release(alive, "now")
+    both.decode.until(lambda: 2 in asked)
+    assert asked == [1, 2]
 
 
 @policies

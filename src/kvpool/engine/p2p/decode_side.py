@@ -31,6 +31,7 @@ logger = init_logger("vllm.kvpool")
 
 USED = 65536
 USED_S = 3600.0
+DEAD_S = 5.0
 
 
 class Phase(enum.Enum):
@@ -63,6 +64,7 @@ class DecodeSide:
         self._pulling: dict[str, PullJob] = {}  # by request, until all ranks have returned
         self._caller = Caller(setup.secret.value)
         self._releases = WorkerThreads("release", 2)
+        self._dead = RecentSet(256, DEAD_S)  # prefill engines that did not answer a release
         self._log = LogGate()
 
     # ---- requests -----------------------------------------------------------------------------------------------------------
@@ -160,7 +162,13 @@ class DecodeSide:
         return [other for other in self._sharers[arrival.offer.transfer_id] if other is not arrival]
 
     def _release(self, offer: Offer, reason: str, pull: str = "") -> None:
-        self._releases.submit(lambda: release(self._caller, offer, reason, pull))
+        self._releases.submit(lambda: self._tell(offer, reason, pull))
+
+    def _tell(self, offer: Offer, reason: str, pull: str) -> None:
+        """In a thread. Prefill that does not answer is left alone for a while, so that others are told in time."""
+        where = (offer.host, offer.port)
+        if where not in self._dead and not release(self._caller, offer, reason, pull):
+            self._dead.add([where])
 
     # ---- steps --------------------------------------------------------------------------------------------------------------
 
