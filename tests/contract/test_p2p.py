@@ -330,6 +330,17 @@ def test_a_copy_that_is_never_reported_is_waited_for_until_its_time_is_up(pair, 
     both.assert_clean()
 
 
+def test_offers_never_take_much_more_than_half_of_the_blocks(pair):
+    both = pair("process_vm", {"num_blocks": 41})
+    counted = both.prefill.count_metrics()
+    for i in range(5):
+        both.prefill.ask(f"a{i}", [i, *PROMPT[1:]], 1, params=ASK)
+    assert sorted(both.prefill.params) == ["a0", "a1", "a2"], "7 blocks each"
+    both.prefill.side._ledger.drop_all("end of test")
+    both.assert_clean()
+    assert counted["withheld_offers/reason=blocks"] == 2
+
+
 def test_aborts_on_prefill_offer_nothing(pair):
     both = pair()
     both.prefill.add("a", PROMPT, 5, params=ASK)

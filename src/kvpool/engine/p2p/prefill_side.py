@@ -133,6 +133,17 @@ class PrefillSide:
         if problem or prompt is None:
             logger.warning("kvpool: request %s is not offered to decode: %s", request.request_id, problem)
             return None
+        if self._pins.total > self._setup.num_blocks // 2:
+            self._stats.add(labelled("withheld_offers", reason="blocks"))
+            if (more := self._log.ask("withheld")) is not None:
+                logger.warning(
+                    "kvpool: request %s is not offered: %d of %d blocks are held for decode already, so it computes by itself%s",
+                    request.request_id,
+                    self._pins.total,
+                    self._setup.num_blocks,
+                    more,
+                )
+            return None
         return self._offer(request, prompt, tables)
 
     def _offer(self, request: Request, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
