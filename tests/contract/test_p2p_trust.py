@@ -46,6 +46,18 @@ def test_an_offer_serves_only_its_own_prompt(pair):
     both.assert_clean()
 
 
+def test_another_prompt_does_not_release_what_a_sibling_is_about_to_pull(pair):
+    both = pair(policy="fail")
+    params = both.offer("a", PROMPT)
+    both.decode.add("a", PROMPT, 3, params=params)
+    both.decode.add("shorter", PROMPT[:50], 3, params=params)
+    assert both.decode.side._releases.close(5.0), "whatever was to be sent has been"
+    both.decode.run()
+    assert both.decode.answers["a"].tokens == expected_output(PROMPT, 3)
+    assert both.decode.external["a"] == 99
+    both.assert_clean()
+
+
 def test_other_fields_may_be_changed_by_a_proxy(pair):
     both = pair()
     params = both.offer("a", PROMPT)

@@ -26,10 +26,9 @@ OVERDUE = Result(Status.TRANSIENT, text="the deadline passed before all bytes we
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """``one_host``: reaches only processes of this host; ``device_memory``: memory that the CPU cannot address too."""
+    """``one_host``: reaches only processes of this host."""
 
     one_host: bool = False
-    device_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The prefill side's books: which transfers are open, who has read them, and whether they were held all the time.
 
 A transfer is open from the end of its request until every reader has ended, somebody released it, or its time is up; whatever
-comes first ends it, once. Readers learn from the answer to their ``end`` whether the blocks were still held then: only that makes
-what they have read worth anything. Asked from the channel's thread and the engine's; all methods are thread-safe.
+comes first ends it, once. It is read by one pull, the first that begins: that pull's readers count, nobody else's. Readers learn
+from the answer to their ``end`` whether the blocks were still held then: only that makes what they have read worth anything. Asked
+from the channel's thread and the engine's; all methods are thread-safe.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 REMEMBERED = 4096
 """Ended transfers that late and repeated messages can still be told apart by."""
 
+_OWNED = "another pull reads it: an offer serves one decode engine, once"
+
 Tables = tuple[tuple[int, ...], ...]
 
 
@@ -28,7 +31,7 @@ class Transfer:
     tables: Tables
     until: float
     staged: bool | None
-    failure: str = ""
+    owner: str | None = None  # the pull that reads it
     begun: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
 
@@ -39,6 +42,7 @@ class Closed:
 
     transfer_id: str
     reason: str
+    owner: str | None
     readers: frozenset[int]
     released: bool = False
 
@@ -71,8 +75,8 @@ class Ledger:
                 self._close(transfer, f"prefill could not publish it: {failure}")
             transfer.staged = True
 
-    def begin(self, transfer_id: str, reader: int, prompt: str) -> Tables | str | None:
-        """The tables to read from; None: ask again; a text: why it cannot be read."""
+    def begin(self, transfer_id: str, pull: str, reader: int, prompt: str) -> Tables | str | None:
+        """The tables to read from; None: ask again; a text: why it cannot be read. The first pull to begin owns the transfer."""
         with self._lock:
             transfer = self._find(transfer_id)
             if isinstance(transfer, str):
@@ -81,32 +85,38 @@ class Ledger:
                 return "it is of another prompt"
             if not 0 <= reader < self._readers:
                 return f"reader {reader} is none of the {self._readers} that prefill was told of (decode.tp_size)"
+            if transfer.owner not in (None, pull):
+                return _OWNED
             if transfer.staged is False:
                 return None
+            transfer.owner = pull
             transfer.begun.add(reader)
             return transfer.tables
 
-    def end(self, transfer_id: str, reader: int) -> str:
-        """A reader has read or given up. "" where the blocks were held until now, else why not. The same again for a repetition."""
+    def end(self, transfer_id: str, pull: str, reader: int) -> str:
+        """A reader that has begun has read or given up. "" where the blocks were held until now, else why not. The same again for
+        a repetition."""
         with self._lock:
             closed = self._closed.get(transfer_id)
             if closed is not None:
-                return "" if reader in closed.readers else self._gone(closed)
+                return "" if pull == closed.owner and reader in closed.readers else self._gone(closed)
             transfer = self._find(transfer_id)
             if isinstance(transfer, str):
                 return transfer
-            if not 0 <= reader < self._readers:
-                return f"reader {reader} is unknown"
+            if pull != transfer.owner:
+                return _OWNED if transfer.owner is not None else "it has not begun to read it"
+            if reader not in transfer.begun:
+                return f"reader {reader} has not begun to read it"
             transfer.ended.add(reader)
             if len(transfer.ended) == self._readers:
                 self._close(transfer, "")
             return ""
 
-    def release(self, transfer_id: str, reason: str) -> None:
-        """Nobody will read it: ends at once, unless a reader is at it, who will end it."""
+    def release(self, transfer_id: str, reason: str, pull: str = "") -> None:
+        """Nobody will read it: ends at once, unless a reader is at it, who will end it. ``pull``: its own have returned."""
         with self._lock:
             transfer = self._open.get(transfer_id)
-            if transfer is not None and not transfer.begun:
+            if transfer is not None and transfer.owner in (None, pull):
                 self._close(transfer, reason, released=True)
 
     def drop_all(self, reason: str) -> None:
@@ -147,7 +157,7 @@ class Ledger:
 
     def _close(self, transfer: Transfer, reason: str, released: bool = False) -> Closed:
         self._open.pop(transfer.transfer_id, None)
-        closed = Closed(transfer.transfer_id, reason, frozenset(transfer.ended), released)
+        closed = Closed(transfer.transfer_id, reason, transfer.owner, frozenset(transfer.ended), released)
         self._closed[transfer.transfer_id] = closed
         if len(self._closed) > REMEMBERED:
             self._closed.popitem(last=False)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both sides must speak the same; raise it with every change below."""
 
 
@@ -54,10 +54,12 @@ class Hello(Struct, frozen=True, tag="hello"):
 
 
 class Begin(Struct, frozen=True, tag="begin"):
-    """Reader ``reader`` is about to read; ``prompt`` is the digest of what it wants the KV of."""
+    """Reader ``reader`` of a pull is about to read; ``prompt`` is the digest of what it wants the KV of. ``pull`` is random, the
+    same for all readers of one decode engine: the first that begins owns the transfer."""
 
     transfer_id: str
     instance: str
+    pull: str
     reader: int
     prompt: str
 
@@ -67,15 +69,18 @@ class End(Struct, frozen=True, tag="end"):
 
     transfer_id: str
     instance: str
+    pull: str
     reader: int
 
 
 class Release(Struct, frozen=True, tag="release"):
-    """Nobody will read this transfer."""
+    """Nobody will read this transfer. ``pull``: that of a pull which has failed and whose readers have all returned, so that the
+    transfer ends although they had begun; empty where nobody began."""
 
     transfer_id: str
     instance: str
     reason: str
+    pull: str = ""
 
 
 Request: TypeAlias = Hello | Begin | End | Release

@@ -65,8 +65,9 @@ class Puller:
         self._lock = threading.Lock()
         self._told: set[str] = set()
 
-    def pull(self, offer: Offer, prompt: str, wanted: Sequence[Wanted], deadline_s: float) -> int:
-        """Bytes read into the wanted blocks. PullError where they hold anything else than prefill's KV when this returns."""
+    def pull(self, offer: Offer, pull: str, prompt: str, wanted: Sequence[Wanted], deadline_s: float) -> int:
+        """Bytes read into the wanted blocks; ``pull`` is the same on all ranks of one pull, and on no other. PullError where the
+        blocks hold anything else than prefill's KV when this returns."""
         end = time.monotonic() + deadline_s
         where = (offer.host, offer.port)
         if where in self._dead:
@@ -78,13 +79,13 @@ class Puller:
                 except PullError as error:
                     line.ask(Release(offer.transfer_id, offer.instance, str(error)), ANSWER_S)  # nobody here can read it
                     raise
-                tables = self._begin(line, offer, prompt, end)
+                tables = self._begin(line, offer, pull, prompt, end)
                 try:
                     nbytes = self._read(peer, offer, tables, wanted, end)
                 except PlanError as error:
                     raise PullError(str(error)) from None
                 finally:
-                    verdict = self._end(line, offer)
+                    verdict = self._end(line, offer, pull)
         except ChannelError as error:
             self._dead.add([where])
             self._forget(where)
@@ -121,8 +122,8 @@ class Puller:
         with self._lock:
             self._peers.pop(where, None)
 
-    def _begin(self, line: Line, offer: Offer, prompt: str, end: float) -> tuple[tuple[int, ...], ...]:
-        request = Begin(offer.transfer_id, offer.instance, self._layout.rank, prompt)
+    def _begin(self, line: Line, offer: Offer, pull: str, prompt: str, end: float) -> tuple[tuple[int, ...], ...]:
+        request = Begin(offer.transfer_id, offer.instance, pull, self._layout.rank, prompt)
         try:
             reply = _patiently(line, request, end)
         except ChannelError:
@@ -132,9 +133,9 @@ class Puller:
         reason = reply.reason if isinstance(reply, Gone | Refused) else f"unexpected answer {type(reply).__name__}"
         raise PullError(f"transfer {offer.transfer_id} is not to be had: {reason}")
 
-    def _end(self, line: Line, offer: Offer) -> str:
+    def _end(self, line: Line, offer: Offer, pull: str) -> str:
         """Tell prefill that we are done, whatever came of it. Why what was read is worth nothing; "" where it is good."""
-        request = End(offer.transfer_id, offer.instance, self._layout.rank)
+        request = End(offer.transfer_id, offer.instance, pull, self._layout.rank)
         try:
             reply = line.ask(request, ANSWER_S)
         except ChannelError:

@@ -12,12 +12,13 @@ from kvpool.transfer.secret import Secret
 ANSWER_S = 2.0
 
 
-def release(caller: Caller, offer: Offer, reason: str) -> bool:
-    """False where prefill could not be told: it finds out by itself when its time is up."""
+def release(caller: Caller, offer: Offer, reason: str, pull: str = "") -> bool:
+    """``pull``: one that has failed and reads no more. False where prefill could not be told: it finds out by itself when
+    its time is up."""
     for _ in range(2):
         try:
             with caller.line(offer.host, offer.port) as line:
-                line.ask(Release(offer.transfer_id, offer.instance, reason), ANSWER_S)
+                line.ask(Release(offer.transfer_id, offer.instance, reason, pull), ANSWER_S)
                 return True
         except ChannelError:
             continue

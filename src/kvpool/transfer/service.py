@@ -50,13 +50,13 @@ class TransferService:
         if request.instance != self.instance:
             return Gone("the prefill engine has restarted since")
         if isinstance(request, Begin):
-            found = self._ledger.begin(request.transfer_id, request.reader, request.prompt)
+            found = self._ledger.begin(request.transfer_id, request.pull, request.reader, request.prompt)
             return Gone(found) if isinstance(found, str) else Wait() if found is None else Ready(found)
         if isinstance(request, End):
-            lost = self._ledger.end(request.transfer_id, request.reader)
+            lost = self._ledger.end(request.transfer_id, request.pull, request.reader)
             return Gone(lost) if lost else Held()
         assert isinstance(request, Release)
-        self._ledger.release(request.transfer_id, request.reason[:SHOWN_BYTES])
+        self._ledger.release(request.transfer_id, request.reason[:SHOWN_BYTES], request.pull)
         return Held()
 
     def _meet(self, hello: Hello) -> Reply:

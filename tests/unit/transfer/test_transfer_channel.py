@@ -14,7 +14,7 @@ from kvpool.core.signing import sign
 from kvpool.transfer import secret as secrets_module
 from kvpool.transfer.channel import _MAGIC, Caller, ChannelError, Responder
 from kvpool.transfer.ledger import Ledger
-from kvpool.transfer.messages import Begin, End, Gone, Held, Hello, Refused, Release, Wait, Welcome
+from kvpool.transfer.messages import PROTOCOL, Begin, End, Gone, Held, Hello, Refused, Release, Wait, Welcome
 from kvpool.transfer.offer import Offer, OfferError, read_offer
 from kvpool.transfer.release import release_params
 from kvpool.transfer.secret import Secret, find_secret, is_loopback
@@ -58,8 +58,8 @@ def test_question_and_answer(served):
         assert line.ask(HELLO, 2.0) == Wait()
         served.service.record = '{"a":1}'
         assert line.ask(HELLO, 2.0) == Welcome(served.service.instance, ())
-        assert isinstance(line.ask(End("x", served.service.instance, 0), 2.0), Gone)
-        assert isinstance(line.ask(Begin("x", "older", 0, "p"), 2.0), Gone)
+        assert isinstance(line.ask(End("x", served.service.instance, "A", 0), 2.0), Gone)
+        assert isinstance(line.ask(Begin("x", "older", "A", 0, "p"), 2.0), Gone)
 
 
 def test_another_secret_is_refused_by_name_on_both_sides(served):
@@ -88,8 +88,8 @@ def signed(body, head=_MAGIC + bytes(16)):
     [
         (signed(b"\xc1 no msgpack"), "makes no sense"),
         (signed(msgspec.msgpack.encode({"type": "unknown"})), "makes no sense"),
-        (signed(msgspec.msgpack.encode(HELLO), b"kvpool-transfer-9:" + bytes(16)), "protocol 1"),
-        (signed(msgspec.msgpack.encode(HELLO), b"short"), "protocol 1"),
+        (signed(msgspec.msgpack.encode(HELLO), b"kvpool-transfer-9:" + bytes(16)), f"protocol {PROTOCOL}"),
+        (signed(msgspec.msgpack.encode(HELLO), b"short"), f"protocol {PROTOCOL}"),
         ((_MAGIC + bytes(16), msgspec.msgpack.encode(HELLO), b""), "signature"),
     ],
     ids=range(5),
@@ -126,7 +126,7 @@ def test_old_answers_are_not_taken_for_new_ones(served):
     with served.line() as line:
         with pytest.raises(ChannelError):
             line.ask(HELLO, 0.0)
-        assert isinstance(line.ask(End("x", served.service.instance, 0), 2.0), Gone)
+        assert isinstance(line.ask(End("x", served.service.instance, "A", 0), 2.0), Gone)
 
 
 # ---- offers --------------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_an_offer_survives_its_way():
         {"transfer_tokens": 78},
         {"transfer_instance": None},
         {"transfer_signature": "not base64 !"},
-        {"transfer_protocol": "1"},
+        {"transfer_protocol": str(PROTOCOL)},
     ],
     ids=str,
 )

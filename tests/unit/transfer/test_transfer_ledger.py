@@ -38,10 +38,10 @@ def closed(ledger):
 def test_read_by_all(clock):
     ledger = opened(clock, readers=2)
     for reader in (0, 1):
-        assert ledger.begin("t", reader, "prompt") == TABLES
-    assert ledger.end("t", 0) == ""
+        assert ledger.begin("t", "A", reader, "prompt") == TABLES
+    assert ledger.end("t", "A", 0) == ""
     assert closed(ledger) == []
-    assert ledger.end("t", 1) == ""
+    assert ledger.end("t", "A", 1) == ""
     assert closed(ledger) == [("t", "")]
     assert len(ledger) == 0
 
@@ -49,10 +49,10 @@ def test_read_by_all(clock):
 @pytest.mark.parametrize("order", list(permutations(["end", "end", "time", "release"])))
 def test_bc_135_whatever_comes_first_ends_it_once(clock, order):
     ledger, ends = opened(clock), []
-    assert ledger.begin("t", 0, "prompt") == TABLES
+    assert ledger.begin("t", "A", 0, "prompt") == TABLES
     for event in order:
         if event == "end":
-            assert bool(ledger.end("t", 0)) == (clock.now >= 110 and ends == ["time"])
+            assert bool(ledger.end("t", "A", 0)) == (clock.now >= 110 and ends == ["time"])
         elif event == "time":
             clock.now += 10
         else:
@@ -65,27 +65,27 @@ def test_bc_135_whatever_comes_first_ends_it_once(clock, order):
 
 def test_bc_135_done_for_an_unknown_transfer(clock):
     ledger = opened(clock)
-    assert "unknown" in ledger.end("x", 0)
+    assert "unknown" in ledger.end("x", "A", 0)
     assert closed(ledger) == []
 
 
 def test_a_repetition_is_answered_the_same(clock):
     ledger = opened(clock)
-    ledger.begin("t", 0, "prompt")
-    assert ledger.end("t", 0) == ledger.end("t", 0) == ""
+    ledger.begin("t", "A", 0, "prompt")
+    assert ledger.end("t", "A", 0) == ledger.end("t", "A", 0) == ""
     late = opened(clock)
-    late.begin("t", 0, "prompt")
+    late.begin("t", "A", 0, "prompt")
     clock.now += 11
-    first = late.end("t", 0)
+    first = late.end("t", "A", 0)
     assert "had not read it" in first
-    assert late.end("t", 0) == first
+    assert late.end("t", "A", 0) == first
     assert len(closed(late)) == 1
 
 
 def test_time_counts_although_nobody_swept(clock):
     ledger = opened(clock)
     clock.now += 11
-    assert "had not read it after 10 s" in ledger.begin("t", 0, "prompt")
+    assert "had not read it after 10 s" in ledger.begin("t", "A", 0, "prompt")
     assert [t for t, _ in closed(ledger)] == ["t"]
 
 
@@ -94,20 +94,20 @@ def test_time_counts_although_nobody_swept(clock):
 )
 def test_who_may_not_read(clock, reader, prompt, told):
     ledger = opened(clock)
-    assert told in ledger.begin("t", reader, prompt)
+    assert told in ledger.begin("t", "A", reader, prompt)
 
 
 def test_staged_is_waited_for(clock):
     ledger = opened(clock, staged=True)
-    assert ledger.begin("t", 0, "prompt") is None
+    assert ledger.begin("t", "A", 0, "prompt") is None
     ledger.published("t")
-    assert ledger.begin("t", 0, "prompt") == TABLES
+    assert ledger.begin("t", "A", 0, "prompt") == TABLES
 
 
 def test_staged_that_failed_is_gone(clock):
     ledger = opened(clock, staged=True)
     ledger.published("t", "no space")
-    assert "no space" in ledger.begin("t", 0, "prompt")
+    assert "no space" in ledger.begin("t", "A", 0, "prompt")
     assert len(closed(ledger)) == 1
     ledger.published("t")
 
@@ -118,11 +118,45 @@ def test_release_before_anybody_reads(clock):
     ledger.release("t", "again")
     ledger.release("x", "unknown")
     assert closed(ledger) == [("t", "decode has it")]
-    assert "decode has it" in ledger.begin("t", 0, "prompt")
+    assert "decode has it" in ledger.begin("t", "A", 0, "prompt")
+
+
+def test_one_pull_reads_a_transfer(clock):
+    ledger = opened(clock, readers=2)
+    assert "has not begun" in ledger.end("t", "A", 0)
+    assert ledger.begin("t", "A", 0, "prompt") == TABLES
+    assert "another pull" in ledger.begin("t", "B", 0, "prompt")
+    assert "another pull" in ledger.begin("t", "B", 1, "prompt")
+    assert "another pull" in ledger.end("t", "B", 0)
+    assert "reader 1 has not begun" in ledger.end("t", "A", 1)
+    assert ledger.begin("t", "A", 1, "prompt") == TABLES
+    assert ledger.end("t", "A", 0) == ledger.end("t", "A", 1) == ""
+    assert closed(ledger) == [("t", "")]
+    assert ledger.end("t", "A", 0) == ""
+    assert "have ended" in ledger.end("t", "B", 0), "freed blocks are held for nobody"
+
+
+def test_a_pull_that_is_over_ends_what_it_had_begun(clock):
+    ledger = opened(clock, readers=2)
+    ledger.begin("t", "A", 0, "prompt")
+    ledger.release("t", "nobody wants it")
+    ledger.release("t", "another failed", "B")
+    assert closed(ledger) == []
+    ledger.release("t", "it failed", "A")
+    assert closed(ledger) == [("t", "it failed")]
+    assert ledger.end("t", "A", 0) == "it failed"
+    unread = opened(clock)
+    unread.release("t", "it failed before it began", "B")
+    assert len(closed(unread)) == 1
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["open", "begin", "end", "release", "time", "sweep", "drop"]), st.integers(0, 3), st.integers(0, 2))
+    st.tuples(
+        st.sampled_from(["open", "begin", "end", "release", "time", "sweep", "drop"]),
+        st.integers(0, 3),
+        st.integers(0, 2),
+        st.sampled_from("AB"),
+    )
 )
 
 
@@ -130,19 +164,21 @@ EVENTS = st.lists(
 def test_every_transfer_ends_exactly_once_and_held_means_held(events):
     clock = Clock()
     ledger, known, over = Ledger(3, 10.0, clock), set(), []
-    for event, number, reader in events:
+    owners: dict[str, str] = {}
+    for event, number, reader, pull in events:
         name = f"t{number}"
         if event == "open" and name not in known:
             known.add(name)
             ledger.open(name, "p", TABLES, staged=False)
         elif event == "begin":
-            ledger.begin(name, reader, "p")
+            if isinstance(ledger.begin(name, pull, reader, "p"), tuple):
+                assert owners.setdefault(name, pull) == pull
         elif event == "end":
             before = name in over
-            told = ledger.end(name, reader)
-            assert told or name in known
+            told = ledger.end(name, pull, reader)
+            assert told or owners[name] == pull
             if before and told == "":
-                assert ledger.end(name, reader) == ""
+                assert ledger.end(name, pull, reader) == ""
         elif event == "release":
             ledger.release(name, "no")
         elif event == "time":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ logger = init_logger("vllm.kvpool")
 
 USED = 65536
 USED_S = 3600.0
+DEAD_S = 5.0
 
 
 class Phase(enum.Enum):
@@ -59,8 +61,10 @@ class DecodeSide:
         self._sharers: dict[str, list[Arrival]] = {}  # transfer id -> requests with that offer
         self._used = RecentSet(USED, USED_S)  # transfers that have been pulled: they cannot be pulled twice
         self._pulls: list[PullJob] = []
+        self._pulling: dict[str, PullJob] = {}  # by request, until all ranks have returned
         self._caller = Caller(setup.secret.value)
         self._releases = WorkerThreads("release", 2)
+        self._dead = RecentSet(256, DEAD_S)  # prefill engines that did not answer a release
         self._log = LogGate()
 
     # ---- requests -----------------------------------------------------------------------------------------------------------
@@ -78,7 +82,8 @@ class DecodeSide:
         prompt = prompt_digest(request, self._setup.unit)
         if prompt is None or offer.tokens != request.num_prompt_tokens:
             self._warn(request, f"the offer is of a prompt of {offer.tokens} tokens, not of these {request.num_prompt_tokens}")
-            self._release(offer, "decode has another prompt")
+            if offer.transfer_id not in self._used and offer.transfer_id not in self._sharers:  # else somebody is to pull it
+                self._release(offer, "decode has another prompt")
             return
         self._forget(self._arrivals.get(request.request_id), "its request id was used again")
         arrival = self._arrivals[request.request_id] = Arrival(request, offer, prompt)
@@ -121,7 +126,10 @@ class DecodeSide:
             wanted.append(Wanted(index, places, [table[i] for i in places]))
         arrival.phase = Phase.PULLING
         self._used.add([arrival.offer.transfer_id])
-        self._pulls.append(PullJob(request.request_id, arrival.offer, arrival.prompt, tuple(wanted)))
+        pull = secrets.token_hex(16)
+        job = PullJob(request.request_id, arrival.offer, pull, arrival.prompt, tuple(wanted))
+        self._pulls.append(job)
+        self._pulling[request.request_id] = job
 
     def finished(self, request: Request) -> None:
         """Idempotent. A pull that is under way ends by itself and tells prefill."""
@@ -153,8 +161,14 @@ class DecodeSide:
         """The other requests with the same offer."""
         return [other for other in self._sharers[arrival.offer.transfer_id] if other is not arrival]
 
-    def _release(self, offer: Offer, reason: str) -> None:
-        self._releases.submit(lambda: release(self._caller, offer, reason))
+    def _release(self, offer: Offer, reason: str, pull: str = "") -> None:
+        self._releases.submit(lambda: self._tell(offer, reason, pull))
+
+    def _tell(self, offer: Offer, reason: str, pull: str) -> None:
+        """In a thread. Prefill that does not answer is left alone for a while, so that others are told in time."""
+        where = (offer.host, offer.port)
+        if where not in self._dead and not release(self._caller, offer, reason, pull):
+            self._dead.add([where])
 
     # ---- steps --------------------------------------------------------------------------------------------------------------
 
@@ -163,7 +177,11 @@ class DecodeSide:
         return TransferMetadata(probe=self._probe() if pulls else "", pulls=pulls)
 
     def update(self, output: KVConnectorOutput) -> None:
+        failed = output.failed_recving or ()
         for request_id in output.finished_recving or ():
+            job = self._pulling.pop(request_id, None)
+            if job is not None and request_id in failed:  # ranks may have begun that never ended
+                self._release(job.offer, "its pull failed on decode", job.pull)
             arrival = self._arrivals.get(request_id)
             if arrival is not None and arrival.phase is Phase.PULLING:
                 arrival.phase = Phase.OVER
@@ -174,6 +192,7 @@ class DecodeSide:
             "arrivals": len(self._arrivals),
             "sharers": len(self._sharers),
             "pulls": len(self._pulls),
+            "pulling": len(self._pulling),
             "releases": self._releases.backlog(),
         }
 

@@ -22,10 +22,12 @@ class PublishJob:
 
 @dataclass(frozen=True)
 class PullJob:
-    """Read ``wanted`` out of an offer. ``prompt`` is the digest of what the request wants the KV of."""
+    """Read ``wanted`` out of an offer. ``prompt`` is the digest of what the request wants the KV of; ``pull`` is random, and by it
+    prefill knows the ranks that read for this job."""
 
     request_id: str
     offer: Offer
+    pull: str
     prompt: str
     wanted: tuple[Wanted, ...]
 

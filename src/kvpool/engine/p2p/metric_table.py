@@ -15,6 +15,12 @@ TRANSFER_METRICS: dict[str, Metric] = {
             "Of these, how many were not read to the end: `released` by decode or a proxy, or `lost` (time up, reset, no room)",
             ("reason",),
         ),
+        Metric(
+            "withheld_offers",
+            "counter",
+            "Prefill: finished requests not offered because too much is held for decode already (`blocks`): decode computes",
+            ("reason",),
+        ),
         Metric("open_offers", "gauge", "Prefill: offers that have not ended"),
         Metric("offer_pinned_blocks", "gauge", "Prefill: blocks that are kept for decode"),
         Metric("pulls", "counter", "Decode: pulls that have ended on a rank, by how", ("reason",)),

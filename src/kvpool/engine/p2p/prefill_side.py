@@ -8,6 +8,7 @@ What has ended meanwhile is unpinned when the engine next does anything: an idle
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ class Sending:
     job_id: int
     tables: tuple[tuple[int, ...], ...]
     copying: int  # ranks that have not reported their copy
+    until: float  # time.monotonic(); the ledger ends it by then, and ranks that have not reported are not waited for
     pinned: bool = True
     ended: bool = False
     failure: str = ""
@@ -131,6 +133,17 @@ class PrefillSide:
         if problem or prompt is None:
             logger.warning("kvpool: request %s is not offered to decode: %s", request.request_id, problem)
             return None
+        if self._pins.total > self._setup.num_blocks // 2:
+            self._stats.add(labelled("withheld_offers", reason="blocks"))
+            if (more := self._log.ask("withheld")) is not None:
+                logger.warning(
+                    "kvpool: request %s is not offered: %d of %d blocks are held for decode already, so it computes by itself%s",
+                    request.request_id,
+                    self._pins.total,
+                    self._setup.num_blocks,
+                    more,
+                )
+            return None
         return self._offer(request, prompt, tables)
 
     def _offer(self, request: Request, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
@@ -139,8 +152,9 @@ class PrefillSide:
         staged = self._staging is not None
         self._stats.add("offers")
         self._pins.pin(self._jobs, [block for table in tables for block in table if block], saving=False)
-        self._sendings[transfer_id] = Sending(self._jobs, tables, setup.world_size if staged else 0)
         self._ledger.open(transfer_id, prompt, tables, staged)
+        until = time.monotonic() + setup.hold_s
+        self._sendings[transfer_id] = Sending(self._jobs, tables, setup.world_size if staged else 0, until)
         if staged:
             self._publishes.append(PublishJob(transfer_id, tables))
         logger.debug("kvpool: transfer %s: request %s is offered", transfer_id, request.request_id)
@@ -170,6 +184,15 @@ class PrefillSide:
             if sending is not None:
                 sending.ended = True
                 self._finish(closed.transfer_id, sending)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """A rank may never report its copy. What it may still copy belongs to a transfer that nobody can begin any more."""
+        now = time.monotonic()
+        for transfer_id, sending in [(t, s) for t, s in self._sendings.items() if s.ended and s.copying > 0 and s.until <= now]:
+            logger.warning("kvpool: transfer %s: %d ranks have not said that they copied it", transfer_id, sending.copying)
+            sending.copying = 0
+            self._finish(transfer_id, sending)
 
     def _finish(self, transfer_id: str, sending: Sending) -> None:
         if sending.copying > 0 or not sending.ended:

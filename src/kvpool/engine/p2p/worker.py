@@ -86,17 +86,19 @@ class TransferWorker:
             written = self._device.record()
             for job in meta.publishes:
                 self._start()
-                self._threads.submit(lambda job=job: self._publish(job, written))  # type: ignore[misc]
+                ticket = self._threads.submit(lambda job=job: self._publish(job, written))  # type: ignore[misc]
+                ticket.then(lambda ended, job=job: self._published_one(job, _failure(ended)))  # type: ignore[misc]
 
-    def _publish(self, job: PublishJob, written: Event) -> None:
+    def _publish(self, job: PublishJob, written: Event) -> str:
+        """What went wrong; "" where all that this rank publishes has been copied."""
         began = time.monotonic()
-        try:
-            written.wait()
-            failure = self._copy_out(job)
-            logger.debug("kvpool: transfer %s: published in %.1f ms", job.transfer_id, (time.monotonic() - began) * 1000)
-        except Exception as error:
-            logger.exception("kvpool: transfer %s could not be published", job.transfer_id)
-            failure = f"{type(error).__name__}: {error}"
+        written.wait()
+        failure = self._copy_out(job)
+        logger.debug("kvpool: transfer %s: published in %.1f ms", job.transfer_id, (time.monotonic() - began) * 1000)
+        return failure
+
+    def _published_one(self, job: PublishJob, failure: str) -> None:
+        """Whatever happened, also where the task never ran, prefill's scheduler is told of once."""
         if failure and (more := self._log.ask("publish")) is not None:
             logger.error("kvpool: transfer %s could not be published: %s%s", job.transfer_id, failure, more)
         with self._lock:
@@ -104,7 +106,6 @@ class TransferWorker:
             self._published.setdefault(job.transfer_id, []).append(failure)
 
     def _copy_out(self, job: PublishJob) -> str:
-        """What went wrong; "" where all that this rank publishes has been copied."""
         engine, layout, described = self._engine, self._layout, self._described
         assert isinstance(engine, StagedEngine)
         assert layout is not None
@@ -135,7 +136,7 @@ class TransferWorker:
         """What went wrong; "" where the blocks hold prefill's KV."""
         began = time.monotonic()
         try:
-            nbytes = self._meet_puller(probe).pull(job.offer, job.prompt, job.wanted, self._setup.deadline_s)
+            nbytes = self._meet_puller(probe).pull(job.offer, job.pull, job.prompt, job.wanted, self._setup.deadline_s)
         except PullError as error:
             return str(error)
         seconds = time.monotonic() - began
@@ -210,7 +211,7 @@ class TransferWorker:
 
 
 def _failure(ended: Ticket[str]) -> str:
-    """What went wrong with a pull, also where it was nothing that pulls know of."""
+    """What went wrong with a pull or copy, also where it was nothing that they know of."""
     if ended.error is not None:
         return f"{type(ended.error).__name__}: {ended.error}"
     return ended.value if ended.value is not None else "it was never begun"

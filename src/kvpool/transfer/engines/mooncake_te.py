@@ -1,6 +1,10 @@
 """Mooncake's TransferEngine: tcp between any hosts, rdma and ascend where there is such hardware.
 
 Its library listens on all interfaces, on two ports of its own choice, for anybody who can reach them: that is said at start.
+
+A call that has answered an error, for one entry or because its own time was up, may still have other entries under way, and nothing
+says when they end. So it never gets our targets: it reads into buffers of ours, and what has arrived is copied. A buffer whose call
+failed is never used again, nor freed.
 """
 
 from __future__ import annotations
@@ -8,23 +12,29 @@ from __future__ import annotations
 import ctypes
 import importlib
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from kvpool.devices import copy_engine
 from kvpool.stores.base import Result, Status
-from kvpool.transfer.base import OVERDUE, Capabilities, OneSidedEngine, Runs
+from kvpool.transfer.base import OVERDUE, Int64, OneSidedEngine, Runs
 
 if TYPE_CHECKING:
     from kvpool.transfer import EngineSettings
 
 PACKAGE = {"tcp": "mooncake-transfer-engine-non-cuda", "rdma": "mooncake-transfer-engine", "ascend": "mooncake-transfer-engine-npu"}
-_CALL_BYTES = 64 << 20
+_BUFFER_BYTES = 16 << 20
 _CALL_RUNS = 1024
+_LOST_BUFFERS = 16
 _SAMPLE = 64
+_Buffer = NDArray[np.uint8]
+_lost: list[_Buffer] = []  # of the process, like the library: it may write into them for as long as it lives
 _CLOSED = Result(Status.FATAL, text="the transfer engine is not open")
 
 
@@ -41,10 +51,17 @@ class MooncakeEngine(OneSidedEngine):
     """See the module. The library's calls block; they end by themselves when a peer is gone."""
 
     name = "mooncake"
-    capabilities = Capabilities(device_memory=True)
 
     def __init__(self, settings: EngineSettings) -> None:
+        if settings.device != "cpu":
+            raise ValueError(
+                f"transfer_engine mooncake reads through buffers in host memory: no copy engine for device {settings.device!r} yet"
+            )
         self._settings = settings
+        self._copier = copy_engine(settings.device)
+        self._free: list[_Buffer] = []
+        self._lock = threading.Lock()
+        self._failed = 0
         self._token = ctypes.create_string_buffer(secrets.token_bytes(_SAMPLE), _SAMPLE)
         self._library: Any = None
 
@@ -59,9 +76,8 @@ class MooncakeEngine(OneSidedEngine):
         if code:
             raise OSError(f"transfer_engine mooncake: initialize({self._settings.host}, {protocol}) answered {code}")
         for address, nbytes in [*regions, (ctypes.addressof(self._token), _SAMPLE)]:
-            code = library.register_memory(address, nbytes)
-            if code:
-                raise OSError(f"transfer_engine mooncake: registering {nbytes} bytes answered {code}")
+            if problem := _register(library, address, nbytes):
+                raise OSError(f"transfer_engine mooncake: {problem}")
         self._library = library
 
     def address(self) -> bytes:
@@ -78,7 +94,7 @@ class MooncakeEngine(OneSidedEngine):
             return f"transfer_protocol: {peer.protocol} on prefill, {self._settings.protocol} on decode"
         seen = ctypes.create_string_buffer(_SAMPLE)
         runs = Runs(*(np.array([n], dtype=np.int64) for n in (peer.at, ctypes.addressof(seen), _SAMPLE)))
-        result = self._copy(peer.session, runs)
+        result = self._fetch(peer.session, runs)
         if result.status is not Status.OK:
             return f"mooncake cannot read from {peer.session}: {result.text}"
         return "" if seen.raw == peer.token else f"what answers at {peer.session} is not prefill's worker"
@@ -86,29 +102,83 @@ class MooncakeEngine(OneSidedEngine):
     def read(self, address: bytes, runs: Runs, deadline_s: float) -> Result:
         end = time.monotonic() + deadline_s
         session = msgspec.msgpack.decode(address, type=Address).session
-        start, ends = 0, np.cumsum(runs.sizes)
-        while start < len(ends):
+        for part in _parts(runs):
             if time.monotonic() > end:
                 return OVERDUE
-            base = int(ends[start] - runs.sizes[start])
-            stop = int(np.searchsorted(ends, base + _CALL_BYTES, side="right"))
-            rows = slice(start, min(max(stop, start + 1), start + _CALL_RUNS))
-            result = self._copy(session, Runs(runs.sources[rows], runs.targets[rows], runs.sizes[rows]))
+            result = self._fetch(session, part)
             if result.status is not Status.OK:
                 return result
-            start = rows.stop
         return Result(Status.OK, runs.nbytes)
 
-    def _copy(self, session: str, runs: Runs) -> Result:
+    def _fetch(self, session: str, runs: Runs) -> Result:
+        """Runs that one buffer holds: read into it, then copied to their targets."""
         library = self._library
         if library is None:
             return _CLOSED
-        lists = (runs.targets.tolist(), runs.sources.tolist(), runs.sizes.tolist())
-        code = library.batch_transfer_sync_read(session, *lists)
-        if code == 0:
-            return Result(Status.OK, runs.nbytes)
-        return Result(Status.FATAL, code=code, text=f"batch_transfer_sync_read answered {code}")
+        buffer = self._take(library)
+        if isinstance(buffer, str):
+            return Result(Status.FATAL, text=buffer)
+        places = buffer.ctypes.data + np.cumsum(runs.sizes) - runs.sizes
+        try:
+            code = library.batch_transfer_sync_read(session, places.tolist(), runs.sources.tolist(), runs.sizes.tolist())
+        except BaseException:
+            self._lose(buffer)
+            raise
+        if code:
+            self._lose(buffer)
+            return Result(Status.FATAL, code=code, text=f"batch_transfer_sync_read answered {code}")
+        self._copier.copy(runs.targets, places, runs.sizes, into_pool=False)
+        with self._lock:
+            self._free.append(buffer)
+        return Result(Status.OK, runs.nbytes)
+
+    def _take(self, library: Any) -> _Buffer | str:  # noqa: ANN401
+        """A registered buffer that no call has, or why there is none."""
+        with self._lock:
+            if self._failed >= _LOST_BUFFERS:
+                return f"{self._failed} calls have failed, and each has cost a buffer of {_BUFFER_BYTES} bytes: restart this engine"
+            if self._free:
+                return self._free.pop()
+        buffer = np.zeros(_BUFFER_BYTES, dtype=np.uint8)
+        return _register(library, buffer.ctypes.data, buffer.nbytes) or buffer
+
+    def _lose(self, buffer: _Buffer) -> None:
+        _lost.append(buffer)
+        with self._lock:
+            self._failed += 1
 
     def close(self) -> None:
         # Not destroyed here: a read may be running, and a call after the library's end kills the process.
         return
+
+
+def _register(library: Any, address: int, nbytes: int) -> str:  # noqa: ANN401
+    """What went wrong; "" where nothing did."""
+    code = library.register_memory(address, nbytes)
+    return f"registering {nbytes} bytes answered {code}" if code else ""
+
+
+def _parts(runs: Runs) -> list[Runs]:
+    """Split so that each part fits into a buffer and one call; a run larger than a buffer is cut."""
+    cut = _cut(runs)
+    parts, start, ends = [], 0, np.cumsum(cut.sizes)
+    while start < len(ends):
+        base = int(ends[start] - cut.sizes[start])
+        stop = min(int(np.searchsorted(ends, base + _BUFFER_BYTES, side="right")), start + _CALL_RUNS)
+        rows = slice(start, stop)
+        parts.append(Runs(cut.sources[rows], cut.targets[rows], cut.sizes[rows]))
+        start = stop
+    return parts
+
+
+def _cut(runs: Runs) -> Runs:
+    """The same bytes in runs of at most a buffer."""
+    if not len(runs.sizes) or int(runs.sizes.max()) <= _BUFFER_BYTES:
+        return runs
+    counts = -(-runs.sizes // _BUFFER_BYTES)
+    first = np.cumsum(counts) - counts
+    offsets: Int64 = (np.arange(int(counts.sum())) - np.repeat(first, counts)) * _BUFFER_BYTES
+    left = np.repeat(runs.sizes, counts) - offsets
+    return Runs(
+        np.repeat(runs.sources, counts) + offsets, np.repeat(runs.targets, counts) + offsets, np.minimum(left, _BUFFER_BYTES)
+    )
