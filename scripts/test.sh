@@ -22,7 +22,7 @@ part() { # part MARKS pytest-arguments...
     ((result == 0)) || status=$result
 }
 
-part "not engine" -n "${KVPOOL_TEST_PROCESSES:-2}" --dist loadgroup "$@"
+part "not engine" -n "${KVPOOL_TEST_PROCESSES:-2}" --dist loadfile "$@"
 part "engine" "$@"
 ((chosen)) || { echo "test: nothing was chosen" >&2; exit 5; }
 exit "$status"

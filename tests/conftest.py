@@ -22,11 +22,8 @@ ENGINE_TESTS = Path(__file__).with_name("engine")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks that others read when the collection ends."""
     if item.path.is_relative_to(ENGINE_TESTS):
         item.add_marker(pytest.mark.engine)
-    # Tests of one file run in one process; so do all that need MemCache's service, for there is one of them on a host.
-    item.add_marker(pytest.mark.xdist_group("memcache" if "memcache" in item.path.name else str(item.path)))
 
 
 @pytest.fixture

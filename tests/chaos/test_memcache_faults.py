@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.stores.memcache_pool import Client, MemcachePool, memcache_pool
-from tests.stores.needs import needs_memcache
 
 LOOKUP_S = 2.0  # Limits.lookup_s
 RECOVERY_S = 15.0
@@ -21,7 +20,6 @@ BACKED_UP_S = 3.0
 
 @pytest.fixture
 def pool(tmp_path: Path):
-    needs_memcache()
     with memcache_pool(tmp_path, dram_mb=64) as pool:
         yield pool
 

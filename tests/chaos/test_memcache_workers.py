@@ -8,14 +8,12 @@ import time
 import pytest
 
 from tests.stores.memcache_pool import MemcachePool, memcache_pool
-from tests.stores.needs import needs_memcache
 
 MB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    needs_memcache()
     with memcache_pool(tmp_path_factory.mktemp("memcache"), dram_mb=64) as pool:
         yield pool
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any
 from kvpool.ops.services.base import Started
 from kvpool.ops.services.processes import load
 from tests.ascend_stand_in.staged import StagedMemcacheService
+from tests.stores.needs import needs_memcache
 
 START_S = 60.0
 
@@ -116,8 +119,12 @@ class MemcachePool:
 
 @contextmanager
 def memcache_pool(folder: Path, dram_mb: int = 64) -> Iterator[MemcachePool]:
-    pool = MemcachePool(folder, dram_mb)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    """Waits for tests in other processes, since there can be one MetaService on a host; skips where the machine lacks something."""
+    with Path(tempfile.gettempdir(), "kvpool-memcache-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        needs_memcache()
+        pool = MemcachePool(folder, dram_mb)
+        try:
+            yield pool
+        finally:
+            pool.close()

@@ -10,7 +10,6 @@ import pytest
 from kvpool.ops.services.memcache import META_SERVICE_LOCK, MemcacheService
 from kvpool.stores.conformance import CHECKS
 from tests.stores.memcache_pool import MemcachePool, memcache_pool
-from tests.stores.needs import needs_memcache
 
 NOT_CLAIMED = {
     "reserve_publish_discard",
@@ -23,7 +22,6 @@ CONFORMANCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    needs_memcache()
     with memcache_pool(tmp_path_factory.mktemp("memcache"), dram_mb=64) as pool:
         yield pool
 
