@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -24,6 +25,12 @@ ENGINE_TESTS = Path(__file__).with_name("engine")
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.is_relative_to(ENGINE_TESTS):
         item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(autouse=True)
+def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that was set up in this process has hung kvpool's log below vLLM's, which caplog does not see."""
+    monkeypatch.setattr(logging.getLogger("kvpool"), "parent", logging.getLogger())
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,9 @@ READ_AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "HF_", "TORCH")
 START_S = 180.0
 
 
-def can_fork(env: dict[str, str]) -> bool:
-    """Whether an engine with these variables of its own may be a fork."""
-    return not any(name.startswith(READ_AT_START) for name in env)
+def can_fork(env: dict[str, str], prefix: list[str]) -> bool:
+    """Whether an engine with these variables of its own, and this command before it, may be a fork."""
+    return not prefix and not any(name.startswith(READ_AT_START) for name in env)
 
 
 class Frontend:
@@ -77,13 +76,13 @@ class Frontend:
 
 
 class Nursery:
-    """The process with the imports, started with the first engine; one for each command ``prefix`` that comes before engines."""
+    """The process with the imports, started with the first engine."""
 
-    def __init__(self, env: dict[str, str], folder: Path, prefix: Sequence[str]) -> None:
+    def __init__(self, env: dict[str, str], folder: Path) -> None:
         self._socket = folder / "engines"
         self._log = folder / "engines.log"
         with self._log.open("wb") as log:
-            command = [*prefix, sys.executable, "-m", "tests.engine.forked", str(self._socket)]
+            command = [sys.executable, "-m", "tests.engine.forked", str(self._socket)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env)
         end = time.monotonic() + START_S
         while not self._socket.exists():

@@ -262,8 +262,8 @@ class Engine:
 
 def _start_process(spec: EngineSpec, args_file: Path, log: int, replies: int) -> subprocess.Popen[bytes] | forked.Frontend:
     env = spec.environment()
-    if forked.can_fork(spec.env):
-        return _nursery(tuple(spec.prefix)).start(args_file, env, log, replies)
+    if forked.can_fork(spec.env, spec.prefix):
+        return _nursery().start(args_file, env, log, replies)
     script = Path(__file__).with_name("worker_engine.py")
     command = [*spec.prefix, sys.executable, str(script), str(args_file), str(replies)]
     return subprocess.Popen(
@@ -272,9 +272,9 @@ def _start_process(spec: EngineSpec, args_file: Path, log: int, replies: int) ->
 
 
 @functools.cache
-def _nursery(prefix: tuple[str, ...]) -> forked.Nursery:
+def _nursery() -> forked.Nursery:
     folder = Path(tempfile.mkdtemp(prefix="kvpool-nursery-"))
-    nursery = forked.Nursery(EngineSpec(model="").environment(), folder, prefix)
+    nursery = forked.Nursery(EngineSpec(model="").environment(), folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(nursery.close)
     return nursery

@@ -56,7 +56,7 @@ class Client:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()
-        reply = json.loads(self._next(timeout_s))
+        reply, _ = json.JSONDecoder().raw_decode(self._next(timeout_s))  # the library may print behind it
         self.took_s = reply["took_s"]
         return reply["answer"]
 
