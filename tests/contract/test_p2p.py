@@ -6,15 +6,12 @@ import time
 
 import pytest
 
-from kvpool.engine.p2p import decode_side
 from kvpool.engine.p2p.metric_table import TRANSFER_METRICS
 from kvpool.engine.stats import split_name
-from kvpool.engine.threads import WorkerThreads
 from kvpool.stores.base import Result, Status
 from kvpool.transfer import ledger as ledgers
 from kvpool.transfer.channel import ChannelError, Line
 from kvpool.transfer.messages import End
-from kvpool.transfer.offer import Offer
 from kvpool.transfer.pull import PullError
 from tests.contract.content import expected_output
 from tests.contract.harness import OracleError
@@ -245,19 +242,6 @@ def test_bc_078_bc_141_engines_that_do_not_fit_refuse_and_name_the_field(pair, p
     both.assert_clean()  # prefill was told that nobody will read it
 
 
-def test_releases_to_a_dead_prefill_do_not_delay_others(pair, monkeypatch):
-    both, asked = pair("process_vm"), []
-    monkeypatch.setattr(decode_side, "release", lambda caller, offer, *rest: asked.append(offer.port) or offer.port != 1)
-    side = both.decode.side
-    dead, alive = (Offer("0" * 32, "x", "127.0.0.1", port, 5) for port in (1, 2))
-    side._tell(dead, "first", "")
-    for _ in range(20):
-        side._release(dead, "again")
-    side._release(alive, "now")
-    both.decode.until(lambda: 2 in asked)
-    assert asked == [1, 2]
-
-
 @policies
 def test_prefill_is_gone(pair, policy):
     both = pair(policy=policy)
@@ -303,42 +287,6 @@ def test_aborts_on_decode_release_prefill(pair, engine, monkeypatch):
             time.sleep(0.15)
         both.decode.abort(f"a{i}")
     both.assert_clean()
-
-
-@pytest.mark.parametrize("why", ["raises", "never ran"])
-def test_a_copy_that_fails_unforeseen_is_reported(pair, monkeypatch, why):
-    both = pair("local_host", policy="recompute")
-    worker = both.prefill.workers[0]
-    if why == "raises":
-        monkeypatch.setattr(worker, "_copy_out", lambda job: 1 // 0)
-    else:  # the thread could not start
-        worker._threads.close(5.0)
-        worker._threads = WorkerThreads("transfer", 1, lambda: (_ for _ in ()).throw(OSError("no device")))
-    both.hand_over("a", PROMPT)
-    assert_by_policy(both, "a", "recompute")
-    both.assert_clean()
-
-
-def test_a_copy_that_is_never_reported_is_waited_for_until_its_time_is_up(pair, monkeypatch):
-    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "1")
-    both = pair("local_host")
-    worker = both.prefill.workers[0]
-    take = worker.take_report
-    monkeypatch.setattr(worker, "take_report", lambda: (take(), None)[1])
-    both.prefill.ask("a", PROMPT, 1, params=ASK)
-    assert both.prefill.side.open_counts()["pinned"] > 0
-    both.assert_clean()
-
-
-def test_offers_never_take_much_more_than_half_of_the_blocks(pair):
-    both = pair("process_vm", {"num_blocks": 41})
-    counted = both.prefill.count_metrics()
-    for i in range(5):
-        both.prefill.ask(f"a{i}", [i, *PROMPT[1:]], 1, params=ASK)
-    assert sorted(both.prefill.params) == ["a0", "a1", "a2"], "7 blocks each"
-    both.prefill.side._ledger.drop_all("end of test")
-    both.assert_clean()
-    assert counted["withheld_offers/reason=blocks"] == 2
 
 
 def test_aborts_on_prefill_offer_nothing(pair):
