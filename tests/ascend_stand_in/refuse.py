@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
+
+from kvpool.ops.services.memcache import META_SERVICE_LOCK, meta_service_runs
 
 DRIVER_SIGNS = (
     Path("/usr/local/Ascend/driver"),
@@ -11,7 +12,6 @@ DRIVER_SIGNS = (
     Path("/dev/davinci0"),
     Path("/dev/davinci_manager"),
 )
-META_SERVICE_LOCK = Path("/tmp/mmc_meta_service.lock")
 
 
 def has_driver() -> bool:
@@ -27,18 +27,3 @@ def refusal() -> str | None:
     if meta_service_runs():
         return f"a MetaService runs on this host ({META_SERVICE_LOCK} is locked): the stand-in does not run beside it"
     return None
-
-
-def meta_service_runs() -> bool:
-    """Whether a process holds the lock that every MetaService of a host takes."""
-    try:
-        file = META_SERVICE_LOCK.open("r+b")
-    except FileNotFoundError:
-        return False
-    with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        fcntl.lockf(file, fcntl.LOCK_UN)
-        return False

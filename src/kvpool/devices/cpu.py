@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
-
 from kvpool.devices import own_memory
 from kvpool.devices.base import Event, Int64
+from kvpool.devices.process_memory import joined
 
 
 class CpuCopyEngine:
@@ -16,11 +15,7 @@ class CpuCopyEngine:
     name = "cpu"
 
     def copy(self, targets: Int64, sources: Int64, sizes: Int64, *, into_pool: bool) -> None:
-        if len(sizes) > 1:
-            follows = (targets[1:] == targets[:-1] + sizes[:-1]) & (sources[1:] == sources[:-1] + sizes[:-1])
-            if follows.any():
-                first = np.flatnonzero(np.concatenate(([True], ~follows)))
-                targets, sources, sizes = targets[first], sources[first], np.add.reduceat(sizes, first)
+        targets, sources, sizes = joined(targets, sources, sizes)
         if len(sizes) > 1 and own_memory.copy(targets, sources, sizes, into_pool=into_pool):
             return
         move = ctypes.memmove

@@ -11,6 +11,7 @@ the time.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.devices.process_memory import parts
 from kvpool.stores.base import Batch, Result, Status
 
 Int64 = NDArray[np.int64]
@@ -69,11 +71,24 @@ class TransferEngine(ABC):
 
 
 class OneSidedEngine(TransferEngine):
-    """Reads the peer's memory where it lies."""
+    """Reads the peer's memory where it lies, call by call."""
 
-    @abstractmethod
+    call_bytes: int  # between two looks at the clock
+
     def read(self, address: bytes, runs: Runs, deadline_s: float) -> Result:
         """Copy the runs. OK only when every byte has arrived; TRANSIENT over the deadline, FATAL where the peer cannot be read."""
+        end = time.monotonic() + deadline_s
+        for part in parts(runs.sizes, self.call_bytes):
+            if time.monotonic() > end:
+                return OVERDUE
+            result = self._fetch(address, Runs(runs.sources[part], runs.targets[part], runs.sizes[part]))
+            if result.status is not Status.OK:
+                return result
+        return Result(Status.OK, runs.nbytes)
+
+    @abstractmethod
+    def _fetch(self, address: bytes, runs: Runs) -> Result:
+        """At most ``call_bytes`` (but for a single run) and as many runs as one call takes."""
 
 
 class StagedEngine(TransferEngine):

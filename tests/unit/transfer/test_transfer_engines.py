@@ -13,7 +13,6 @@ import pytest
 from kvpool.stores.base import Batch, Status
 from kvpool.transfer import EngineSettings, build_engine
 from kvpool.transfer.base import Runs
-from kvpool.transfer.engines import process_vm
 from kvpool.transfer.engines.process_vm import Address
 
 HELPER = Path(__file__).with_name("engine_peer.py")
@@ -99,14 +98,6 @@ def test_process_vm_tells_another_process_from_the_peer(peer, pool_root):
 def test_process_vm_needs_host_memory(pool_root):
     with pytest.raises(ValueError, match="process_vm reaches host memory only"):
         build_engine("process_vm", EngineSettings("127.0.0.1", False, device="npu"))
-
-
-def test_parts_keep_every_run(monkeypatch):
-    monkeypatch.setattr(process_vm, "_CALL_BYTES", 100)
-    sizes = np.array([60, 60, 300, 10, 10, 90], dtype=np.int64)
-    at = np.arange(6, dtype=np.int64)
-    parts = process_vm._parts(Runs(at, at, sizes))
-    assert [p.sizes.tolist() for p in parts] == [[60], [60], [300], [10, 10], [90]]
 
 
 def test_local_host_moves_objects_and_forgets_them(peer, pool_root):

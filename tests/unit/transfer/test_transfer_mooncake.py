@@ -57,7 +57,7 @@ class Library:
 def engine(monkeypatch):
     library = Library()
     monkeypatch.setitem(sys.modules, "mooncake.engine", SimpleNamespace(TransferEngine=lambda: library))
-    monkeypatch.setattr(mooncake_te, "_BUFFER_BYTES", 256)
+    monkeypatch.setattr(mooncake_te.MooncakeEngine, "call_bytes", 256)
     made = build_engine("mooncake", EngineSettings("127.0.0.1", False))
     made.library = library
     made.target = np.zeros(4096, dtype=np.uint8)

@@ -11,7 +11,7 @@ from pathlib import Path
 import kvpool
 from kvpool.ops.services.base import Running, Service, Started
 from kvpool.ops.services.memcache_files import Addresses, write_files
-from kvpool.ops.services.processes import STATE, alive, free_port, listens, load, save, spawn, stop_all, wait_until
+from kvpool.ops.services.processes import STATE, alive, free_port, listens, load, refuse_running, save, spawn, stop_all, wait_until
 
 META_SERVICE_LOCK = Path("/tmp/mmc_meta_service.lock")  # the library's: one MetaService per host
 META, OWNER = "meta-service", "local-service"
@@ -31,10 +31,8 @@ class MemcacheService(Service):
         self._protocol = protocol
 
     def start(self, folder: Path, deadline_s: float) -> Started:
-        before = load(folder)
-        if before is not None and any(alive(process) for process in before.processes):
-            raise ValueError(f"{folder} holds a service that runs: stop it first")
-        if _lock_is_held():
+        refuse_running(folder)
+        if meta_service_runs():
             raise OSError(
                 f"a MetaService runs on this host ({META_SERVICE_LOCK} is locked) and there can be only one: use it or stop it"
             )
@@ -110,7 +108,8 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _lock_is_held() -> bool:
+def meta_service_runs() -> bool:
+    """Whether a process holds the lock that every MetaService of a host takes."""
     try:
         file = META_SERVICE_LOCK.open("r+b")
     except FileNotFoundError:

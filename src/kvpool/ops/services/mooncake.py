@@ -136,10 +136,7 @@ class MooncakeService(Service):
         return {**kept, "PYTHONPATH": os.pathsep.join(paths), **self.env}
 
     def _check(self, folder: Path) -> None:
-        started = processes.load(folder)
-        running = [process.name for process in started.processes if processes.alive(process)] if started else []
-        if running:
-            raise ValueError(f"{folder} holds a mooncake service that runs ({', '.join(running)}): stop it first")
+        processes.refuse_running(folder)
         for tenant, quota in self.tenants.items():
             try:
                 read_size(quota)

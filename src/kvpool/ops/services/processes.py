@@ -112,6 +112,13 @@ def save(started: Started) -> None:
     aside.replace(path)
 
 
+def refuse_running(folder: Path) -> None:
+    """ValueError where the folder holds a service that runs."""
+    before = load(folder)
+    if before is not None and any(alive(process) for process in before.processes):
+        raise ValueError(f"{folder} holds a {before.backend} service that runs: stop it first")
+
+
 def load(folder: Path) -> Started | None:
     """What was started in this folder; None where nothing was. OSError where the record is damaged."""
     try:

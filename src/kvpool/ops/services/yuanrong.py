@@ -45,9 +45,7 @@ class YuanrongService(Service):
 
     def start(self, folder: Path, deadline_s: float) -> Started:
         library.require_installed()
-        before = processes.load(folder)
-        if before is not None and any(processes.alive(process) for process in before.processes):
-            raise ValueError(f"{folder} holds a {before.backend} service that runs: stop it first")
+        processes.refuse_running(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         end = time.monotonic() + deadline_s
         running: list[Running] = []

@@ -19,9 +19,9 @@ from typing import Unpack
 import numpy as np
 
 import kvpool
+from kvpool.devices.process_memory import Int64
 from kvpool.stores.yuanrong import far_memory, library
 from kvpool.stores.yuanrong.codes import LibraryError
-from kvpool.stores.yuanrong.far_memory import Int64
 from kvpool.stores.yuanrong.messages import Channel, Fields, Reply, Request, Settings, Verb
 
 Move = Callable[[int, Int64, Int64, Int64], None]

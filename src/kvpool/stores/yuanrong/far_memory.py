@@ -1,48 +1,38 @@
-"""Bytes between this process and another one of this user, in one copy: process_vm_readv and process_vm_writev.
+"""Bytes between this process and another one of this user, in one copy; a few threads share large ones.
 
-One system call moves up to 1024 runs, without the interpreter lock; a few threads share large copies. The kernel allows it towards
-a child process unless kernel.yama.ptrace_scope is 2 or more, or a seccomp filter of the container forbids it.
+The kernel allows it towards a child process unless kernel.yama.ptrace_scope is 2 or more, or a seccomp filter of the container
+forbids it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
-Move = Callable[[int, int, int, int, int, int], int]
-RUNS = 1024  # IOV_MAX of Linux
+from kvpool.devices.process_memory import Int64, joined, parts, readv, writev
+
+Move = Callable[[int, Int64, Int64, Int64], tuple[int, int]]
+CALL_BYTES = 1 << 30  # the kernel moves at most 2 GiB - 4 KiB a call
 THREADS, SHARE = 4, 8 << 20  # the most that copy at one time, and bytes that are worth a thread
-
-
-@cache
-def _call(name: str) -> Move:
-    call = getattr(ctypes.CDLL(None, use_errno=True), name)
-    call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-    call.restype = ctypes.c_ssize_t
-    return call  # type: ignore[no-any-return]
 
 
 def write(pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
     """Copy ``sizes[i]`` bytes from ``near[i]`` here to ``far[i]`` there (1-D, same length). OSError where not all arrived."""
-    _move(_call("process_vm_writev"), pid, far, near, sizes)
+    _move(writev, pid, far, near, sizes)
 
 
 def read(pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
     """Copy ``sizes[i]`` bytes from ``far[i]`` there to ``near[i]`` here (1-D, same length). OSError where not all arrived."""
-    _move(_call("process_vm_readv"), pid, far, near, sizes)
+    _move(readv, pid, far, near, sizes)
 
 
 def _move(call: Move, pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
     """No byte moves any more when it returns or raises."""
-    far, near, sizes = _joined(far, near, sizes)
+    far, near, sizes = joined(far, near, sizes)
     errors: list[OSError] = []
 
     def work(part: slice) -> None:
@@ -76,30 +66,9 @@ def _shares(sizes: Int64) -> list[slice]:
 
 
 def _share(call: Move, pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
-    for first in range(0, len(sizes), RUNS):
-        part = slice(first, first + RUNS)
-        here, there = _runs(near[part], sizes[part]), _runs(far[part], sizes[part])
-        moved = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
-        if moved != int(sizes[part].sum()):
-            number = ctypes.get_errno()
+    for part in parts(sizes, CALL_BYTES):
+        wanted = int(sizes[part].sum())
+        moved, number = call(pid, near[part], far[part], sizes[part])
+        if moved != wanted:
             reason = os.strerror(number) if moved < 0 else "memory ends early"
-            raise OSError(number, f"copying {int(sizes[part].sum())} bytes to or from process {pid}: {reason}")
-
-
-def _joined(far: Int64, near: Int64, sizes: Int64) -> tuple[Int64, Int64, Int64]:
-    """Runs that continue each other on both sides become one; empty ones are dropped."""
-    kept = sizes > 0
-    if not kept.all():
-        far, near, sizes = far[kept], near[kept], sizes[kept]
-    if len(sizes) < 2:
-        return far, near, sizes
-    follows = (far[1:] == far[:-1] + sizes[:-1]) & (near[1:] == near[:-1] + sizes[:-1])
-    if not follows.any():
-        return far, near, sizes
-    first = np.flatnonzero(np.concatenate(([True], ~follows)))
-    return far[first], near[first], np.add.reduceat(sizes, first)
-
-
-def _runs(addresses: Int64, sizes: Int64) -> Int64:
-    """An array of struct iovec."""
-    return np.ascontiguousarray(np.stack([addresses, sizes], axis=1))
+            raise OSError(number, f"copying {wanted} bytes to or from process {pid}: {reason}")

@@ -13,7 +13,6 @@ import ctypes
 import importlib
 import secrets
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +22,12 @@ from numpy.typing import NDArray
 
 from kvpool.devices import copy_engine
 from kvpool.stores.base import Result, Status
-from kvpool.transfer.base import OVERDUE, Int64, OneSidedEngine, Runs
+from kvpool.transfer.base import Int64, OneSidedEngine, Runs
 
 if TYPE_CHECKING:
     from kvpool.transfer import EngineSettings
 
 PACKAGE = {"tcp": "mooncake-transfer-engine-non-cuda", "rdma": "mooncake-transfer-engine", "ascend": "mooncake-transfer-engine-npu"}
-_BUFFER_BYTES = 16 << 20
-_CALL_RUNS = 1024
 _LOST_BUFFERS = 16
 _SAMPLE = 64
 _Buffer = NDArray[np.uint8]
@@ -51,6 +48,7 @@ class MooncakeEngine(OneSidedEngine):
     """See the module. The library's calls block; they end by themselves when a peer is gone."""
 
     name = "mooncake"
+    call_bytes = 16 << 20  # what a buffer holds
 
     def __init__(self, settings: EngineSettings) -> None:
         if settings.device != "cpu":
@@ -94,25 +92,17 @@ class MooncakeEngine(OneSidedEngine):
             return f"transfer_protocol: {peer.protocol} on prefill, {self._settings.protocol} on decode"
         seen = ctypes.create_string_buffer(_SAMPLE)
         runs = Runs(*(np.array([n], dtype=np.int64) for n in (peer.at, ctypes.addressof(seen), _SAMPLE)))
-        result = self._fetch(peer.session, runs)
+        result = self._fetch(address, runs)
         if result.status is not Status.OK:
             return f"mooncake cannot read from {peer.session}: {result.text}"
         return "" if seen.raw == peer.token else f"what answers at {peer.session} is not prefill's worker"
 
     def read(self, address: bytes, runs: Runs, deadline_s: float) -> Result:
-        end = time.monotonic() + deadline_s
-        session = msgspec.msgpack.decode(address, type=Address).session
-        for part in _parts(runs):
-            if time.monotonic() > end:
-                return OVERDUE
-            result = self._fetch(session, part)
-            if result.status is not Status.OK:
-                return result
-        return Result(Status.OK, runs.nbytes)
+        return super().read(address, _cut(runs, self.call_bytes), deadline_s)
 
-    def _fetch(self, session: str, runs: Runs) -> Result:
+    def _fetch(self, address: bytes, runs: Runs) -> Result:
         """Runs that one buffer holds: read into it, then copied to their targets."""
-        library = self._library
+        library, session = self._library, msgspec.msgpack.decode(address, type=Address).session
         if library is None:
             return _CLOSED
         buffer = self._take(library)
@@ -136,10 +126,12 @@ class MooncakeEngine(OneSidedEngine):
         """A registered buffer that no call has, or why there is none."""
         with self._lock:
             if self._failed >= _LOST_BUFFERS:
-                return f"{self._failed} calls have failed, and each has cost a buffer of {_BUFFER_BYTES} bytes: restart this engine"
+                return (
+                    f"{self._failed} calls have failed, and each has cost a buffer of {self.call_bytes} bytes: restart this engine"
+                )
             if self._free:
                 return self._free.pop()
-        buffer = np.zeros(_BUFFER_BYTES, dtype=np.uint8)
+        buffer = np.zeros(self.call_bytes, dtype=np.uint8)
         return _register(library, buffer.ctypes.data, buffer.nbytes) or buffer
 
     def _lose(self, buffer: _Buffer) -> None:
@@ -158,27 +150,12 @@ def _register(library: Any, address: int, nbytes: int) -> str:  # noqa: ANN401
     return f"registering {nbytes} bytes answered {code}" if code else ""
 
 
-def _parts(runs: Runs) -> list[Runs]:
-    """Split so that each part fits into a buffer and one call; a run larger than a buffer is cut."""
-    cut = _cut(runs)
-    parts, start, ends = [], 0, np.cumsum(cut.sizes)
-    while start < len(ends):
-        base = int(ends[start] - cut.sizes[start])
-        stop = min(int(np.searchsorted(ends, base + _BUFFER_BYTES, side="right")), start + _CALL_RUNS)
-        rows = slice(start, stop)
-        parts.append(Runs(cut.sources[rows], cut.targets[rows], cut.sizes[rows]))
-        start = stop
-    return parts
-
-
-def _cut(runs: Runs) -> Runs:
-    """The same bytes in runs of at most a buffer."""
-    if not len(runs.sizes) or int(runs.sizes.max()) <= _BUFFER_BYTES:
+def _cut(runs: Runs, most: int) -> Runs:
+    """The same bytes in runs of at most ``most``."""
+    if not len(runs.sizes) or int(runs.sizes.max()) <= most:
         return runs
-    counts = -(-runs.sizes // _BUFFER_BYTES)
+    counts = -(-runs.sizes // most)
     first = np.cumsum(counts) - counts
-    offsets: Int64 = (np.arange(int(counts.sum())) - np.repeat(first, counts)) * _BUFFER_BYTES
+    offsets: Int64 = (np.arange(int(counts.sum())) - np.repeat(first, counts)) * most
     left = np.repeat(runs.sizes, counts) - offsets
-    return Runs(
-        np.repeat(runs.sources, counts) + offsets, np.repeat(runs.targets, counts) + offsets, np.minimum(left, _BUFFER_BYTES)
-    )
+    return Runs(np.repeat(runs.sources, counts) + offsets, np.repeat(runs.targets, counts) + offsets, np.minimum(left, most))
