@@ -6,6 +6,7 @@ import typer
 
 from kvpool.cli import config, examples, proxy, service, store, warmup
 from kvpool.cli.conformance import conformance
+from kvpool.cli.doctor import doctor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A KV-cache pool for vLLM.")
 app.add_typer(config.app, name="config")
@@ -15,3 +16,4 @@ app.add_typer(store.app, name="store")
 app.command("proxy", add_help_option=False, context_settings=proxy.CONTEXT)(proxy.proxy)
 app.command("examples", no_args_is_help=True)(examples.examples)
 app.command("warmup", no_args_is_help=True)(warmup.warmup)
+app.command("doctor")(doctor)

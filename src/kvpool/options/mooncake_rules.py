@@ -80,11 +80,15 @@ def _quota(env: Mapping[str, str]) -> object:
     return None
 
 
+def rank_nbytes(options: MooncakeOptions, env: Mapping[str, str]) -> int:
+    """Memory that each rank takes: its segment and its buffers."""
+    return options.global_segment_size + options.local_buffer_size + (buffer_nbytes(env) if options.enable_ssd_offload else 0)
+
+
 def _check_memory(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
     """A warning where all ranks of this host would take more memory than is free."""
     free = deployment.host.memory_available() if deployment.local_ranks is not None else None
-    each = options.global_segment_size + options.local_buffer_size + (buffer_nbytes(env) if options.enable_ssd_offload else 0)
-    total = each * deployment.ranks_here
+    total = rank_nbytes(options, env) * deployment.ranks_here
     if free is None or total <= free:
         return []
     return [

@@ -1,0 +1,51 @@
+"""Disks and directories of the SSD tiers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvpool.ops.doctor.host import Host
+from kvpool.options.block_device import Disk
+from kvpool.options.errors import OptionError
+from kvpool.options.mooncake_ssd import check_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """``problem`` is why it is unfit, "" where it is fit; ``total`` and ``free`` bytes of its filesystem."""
+
+    path: str
+    problem: str = ""
+    total: int | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ssd:
+    """The directories and devices that the configuration names."""
+
+    directories: tuple[Directory, ...] = ()
+    devices: tuple[tuple[str, Disk], ...] = ()
+
+
+def read_ssd(host: Host, directories: Sequence[str], devices: Sequence[str]) -> Ssd:
+    probe = host.probe()
+    return Ssd(
+        tuple(read_directory(path) for path in directories),
+        tuple((path, probe.disk(path)) for path in devices),
+    )
+
+
+def read_directory(path: str) -> Directory:
+    """The directory as the stores judge it: absolute, there, writable, no links on the way."""
+    try:
+        plain = check_directory(path, "")
+    except OptionError as error:
+        return Directory(path, error.reason)
+    with suppress(OSError):
+        usage = shutil.disk_usage(plain)
+        return Directory(path, "", usage.total, usage.free)
+    return Directory(path)
