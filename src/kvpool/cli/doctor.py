@@ -88,7 +88,11 @@ def doctor(
     peer: Peers = None,
     npu_peer: NpuPeers = None,
     measure: Annotated[
-        bool | None, typer.Option("--measure/--no-measure", help="Put and get 64 MB through the store. Unset: only for local.")
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Put and get 64 MB through the store, and wait for a lease of mooncake. Unset: only for local.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -151,6 +155,7 @@ def _print_json(need: Need, findings: Sequence[Finding]) -> None:
 
 def _print_tables(need: Need, findings: Sequence[Finding]) -> None:
     """A table for each area; the fixes stand below it, unbroken, so that they can be copied."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -158,7 +163,9 @@ def _print_tables(need: Need, findings: Sequence[Finding]) -> None:
     console = Console()
     for area, group in groupby(findings, key=lambda finding: finding.area):
         rows = list(group)
-        table = Table("", "check", "found", "needed", title=area, title_justify="left")
+        table = Table("", "check", title=area, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        table.add_column("found", overflow="fold")
+        table.add_column("needed", overflow="fold")
         for row in rows:
             level = row.level.value
             table.add_row(f"[{COLOURS[level]}]{level}[/]", row.check, escape(row.found), escape(row.needed))

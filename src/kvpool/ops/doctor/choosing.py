@@ -10,8 +10,9 @@ from typing import Any
 from kvpool.ops.doctor.endpoints import listens, services
 from kvpool.ops.doctor.finding import Finding
 from kvpool.ops.doctor.need import HARDWARE, Link, Need, Role, Series
+from kvpool.ops.doctor.raw import disks, pool_options, top_level
 from kvpool.ops.doctor.rules.configuration import judge_configuration, judge_role
-from kvpool.options.ascend_store import AscendStoreOptions, BackendName
+from kvpool.options.ascend_store import BACKENDS, AscendStoreOptions, BackendName
 from kvpool.options.backend import CONFIG_VARIABLE
 from kvpool.options.backend_file import BackendFile, read_backend_file
 from kvpool.options.check import TRANSFER, check, file_kind
@@ -20,7 +21,6 @@ from kvpool.options.configfile import read_text
 from kvpool.options.cross_check import SWITCHES, Parts, read_commands, read_meta
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
-from kvpool.options.jsonfile import read_json
 from kvpool.options.load import read_ascend_store
 from kvpool.options.memcache_conf import LocalConf, read_meta_conf
 from kvpool.options.memcache_rules import SERIES
@@ -78,12 +78,17 @@ def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, li
     seen = dict(env)
     if given.store is not None:
         seen[CONFIG_VARIABLE[given.store[0]]] = given.store[1]
-    parsed = _parse(given, seen, deployment)
-    role = asked.role or _role(parsed)
+    raw = top_level(given.transfer[1], given.transfer[0]) if given.transfer is not None else {}
+    parsed = _parse(raw, seen, deployment)
+    role = asked.role or _role(raw)
     pool = next((connector.loaded for connector in parsed.connectors if connector.loaded), None) if parsed else None
-    backend = asked.backend or (pool.options.backend if pool else None) or (given.store[0] if given.store else _hinted(env))
-    options = pool.options if pool is not None and pool.options.backend == backend else _options(backend, role, seen, deployment)
+    backend = asked.backend or (pool.options.backend if pool else None) or _written(raw) or _hinted(given, env)
+    options = pool.options if pool is not None and pool.options.backend == backend else None
+    if given.transfer is None:
+        options = _options(backend, role, seen, deployment)
     file = _file(backend, seen, deployment)
+    variable = CONFIG_VARIABLE.get(backend, "")
+    path = seen.get(variable, "")
     parts = _parts(asked, given, seen, deployment)
     pull = _pull(parsed)
     need = Need(
@@ -97,8 +102,9 @@ def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, li
         options=options,
         pull=pull.options if pull is not None and isinstance(pull.options, PullOptions) else None,
         conf=file.options if file is not None else None,
-        conf_path=file.path if file is not None else (given.store[1] if given.store and given.store[0] == backend else ""),
-        conf_variable=CONFIG_VARIABLE.get(backend, ""),
+        conf_path=path,
+        conf_variable=variable,
+        disks=disks(backend, pool_options(raw), path),
         leases=_leases(parts),
         masters=tuple(parts.masters.values()),
         workers=tuple(parts.workers.values()),
@@ -111,8 +117,7 @@ def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, li
         measure=asked.measure if asked.measure is not None else backend == "local",
     )
     error, warnings = _checked(given, backend, need, seen, deployment, asked.commands)
-    kv_role = parsed.connectors[0].kv_role if parsed is not None else None
-    return need, judge_configuration(error, warnings) + judge_role(asked.role, kv_role, KV_ROLES.get(role))
+    return need, judge_configuration(error, warnings) + judge_role(asked.role, raw.get("kv_role"), KV_ROLES[role])
 
 
 def _series(probe: Probe) -> Series:
@@ -141,21 +146,27 @@ def _read_configs(configs: Sequence[str]) -> Given:
     return given
 
 
-def _parse(given: Given, env: Mapping[str, str], deployment: Deployment) -> ParsedTransfer | None:
+def _parse(raw: Mapping[str, object], env: Mapping[str, str], deployment: Deployment) -> ParsedTransfer | None:
     """The kv-transfer-config; None where there is none, or it is refused (which is said elsewhere)."""
-    if given.transfer is not None:
+    if raw:
         with suppress(OptionError):
-            return read_transfer_config(read_json(given.transfer[1], given.transfer[0]), env=env, deployment=deployment)
+            return read_transfer_config(raw, env=env, deployment=deployment)
     return None
 
 
-def _role(parsed: ParsedTransfer | None) -> Role:
-    kv_role = parsed.connectors[0].kv_role if parsed is not None else "kv_both"
-    return next(role for role, name in KV_ROLES.items() if name == kv_role)
+def _role(raw: Mapping[str, object]) -> Role:
+    return next((role for role, name in KV_ROLES.items() if name == raw.get("kv_role")), "mixed")
 
 
-def _hinted(env: Mapping[str, str]) -> BackendName:
-    """The store whose file the environment names; local where it names none."""
+def _written(raw: Mapping[str, object]) -> BackendName | None:
+    """The store that a kv-transfer-config names, also one that is refused."""
+    return next((name for name in BACKENDS if name == pool_options(raw).get("backend")), None)
+
+
+def _hinted(given: Given, env: Mapping[str, str]) -> BackendName:
+    """The store whose file is given, or named by the environment; local where there is none."""
+    if given.store is not None:
+        return given.store[0]
     named = [backend for backend, variable in CONFIG_VARIABLE.items() if env.get(variable)]
     return named[0] if named else "yuanrong" if env.get("DS_WORKER_ADDR") else "local"
 

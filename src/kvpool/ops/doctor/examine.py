@@ -26,7 +26,7 @@ from kvpool.ops.doctor.rules.measure import judge_measure
 from kvpool.ops.doctor.rules.memory import judge_memory
 from kvpool.ops.doctor.rules.npu_tools import judge_npu_tools
 from kvpool.ops.doctor.rules.ports import judge_ports
-from kvpool.ops.doctor.rules.ssd import devices, directories, judge_ssd
+from kvpool.ops.doctor.rules.ssd import judge_ssd
 from kvpool.ops.doctor.rules.versions import judge_versions
 from kvpool.stores.local.pool_dir import default_root
 
@@ -44,7 +44,7 @@ def examine(asked: Asked, host: Host) -> tuple[Need, list[Finding]]:
     found += judge_container(read_container(host), need)
     found += judge_memory(read_memory(host, pool_folder(need)), need)
     found += judge_huge_pages(read_huge_pages(host), runs, need)
-    found += judge_ssd(read_ssd(host, directories(need), devices(need)), need)
+    found += judge_ssd(read_ssd(host, need.disks), need)
     found += judge_ports(ports, need)
     found += judge_npu_tools(read_npu_tools(host, npus, need.npu_peers) if need.npu else NpuTools(), need)
     found += judge_lease(measured, need)

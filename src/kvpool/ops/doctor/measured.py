@@ -20,26 +20,34 @@ from kvpool.options.backend_file import read_backend_file
 from kvpool.options.deployment import Deployment
 from kvpool.stores import build_store
 from kvpool.stores.base import Batch, Handle, Status, Store
-from kvpool.stores.context import Device, StoreContext
+from kvpool.stores.context import Device, Role, StoreContext
 
 COUNT, OBJECT = 64, 1 << 20
 POOL = 160 << 20
 ROUNDS = 3
-CALL_S = 20.0
-LEASE_S = 25.0
+CALL_S, GRACE_S = 20.0, 5.0
+LEASE_S = 45.0
+ROLES: dict[str, Role] = {"mooncake": "scheduler", "memcache": "worker", "yuanrong": "tool"}
+"""The least that can put: a scheduler of Mooncake learns its lease and gives no memory; a tool of MemCache cannot put."""
 
 
-def main(request: dict[str, Any]) -> Measured:
+def main(request: dict[str, Any]) -> None:
+    """The answer is printed before the store is closed: a library may hang or crash then."""
     os.environ.update(request["env"])
     try:
         store = _build(request)
         store.open()
     except (ValueError, OSError, ImportError) as error:
-        return Measured(error=f"the store does not open: {error}")
+        _tell(Measured(error=f"the store does not open: {error}"))
+        return
     try:
-        return measure_store(store)
+        _tell(measure_store(store))
     finally:
         store.close()
+
+
+def _tell(answer: Measured) -> None:
+    print(MARK + json.dumps(asdict(answer)), flush=True)
 
 
 def _build(request: dict[str, Any]) -> Store:
@@ -48,8 +56,8 @@ def _build(request: dict[str, Any]) -> Store:
     device = cast(Device, request["device"])
     file = read_backend_file(cast(BackendName, request["backend"]), os.environ, Deployment(device=device))
     assert file is not None, "every store but local has a configuration"
-    role = StoreContext("worker" if request["backend"] == "memcache" else "tool", device)  # a tool of MemCache cannot put
-    return build_store(request["backend"], config=file.options, conf_path=file.path, context=role)
+    context = StoreContext(ROLES[request["backend"]], device)
+    return build_store(request["backend"], config=file.options, conf_path=file.path, context=context)
 
 
 def measure_store(store: Store) -> Measured:
@@ -82,8 +90,8 @@ def _timed(call: Callable[[Batch, float], Handle], batch: Batch) -> float:
     """Seconds; OSError where an object did not move."""
     began = time.monotonic()
     handle = call(batch, CALL_S)
-    if not handle.wait(CALL_S + 5):
-        raise OSError(f"a {call.__name__} was not done after {CALL_S + 5:g} s")
+    if not handle.wait(CALL_S + GRACE_S):
+        raise OSError(f"a {call.__name__} was not done after {CALL_S + GRACE_S:g} s")
     seconds = time.monotonic() - began
     failed = [result for result in handle.results() if result.status is not Status.OK]
     if failed:
@@ -100,5 +108,4 @@ def _lease_s(store: Store) -> float | None:
 
 
 if __name__ == "__main__":
-    answer = main(json.loads(sys.argv[1]))
-    print(MARK + json.dumps(asdict(answer)), flush=True)
+    main(json.loads(sys.argv[1]))

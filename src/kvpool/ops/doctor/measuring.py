@@ -15,7 +15,7 @@ from kvpool.ops.doctor.host import Ran, run_tool
 from kvpool.ops.doctor.need import Need
 
 MARK = "KVPOOL_MEASURED "
-LOCAL_S, SERVICE_S = 30.0, 90.0
+LOCAL_S, SERVICE_S = 30.0, 150.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from kvpool.ops.doctor.raw import Disks
 from kvpool.options.addresses import only_here
 from kvpool.options.ascend_store import AscendStoreOptions, BackendName
 from kvpool.options.deployment import Hardware
@@ -48,7 +49,7 @@ class Pages(NamedTuple):
     """Huge pages of 2 MiB; ``must``: without them it does not start."""
 
     what: str
-    count: int
+    number: int
     must: bool
 
 
@@ -74,6 +75,7 @@ class Need:
     leases: tuple[tuple[str, int], ...] = ()
     masters: tuple[MasterFlags, ...] = ()
     workers: tuple[WorkerFlags, ...] = ()
+    disks: Disks = field(default_factory=Disks)
     hash_algo: str | None = None
     lingqu: str | None = None
     services: tuple[Endpoint, ...] = ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from kvpool.ops.doctor.host import Host
+from kvpool.ops.doctor.raw import Disks
 from kvpool.options.block_device import Disk
 from kvpool.options.errors import OptionError
 from kvpool.options.mooncake_ssd import check_directory
@@ -15,7 +15,7 @@ from kvpool.options.mooncake_ssd import check_directory
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """``problem`` is why it is unfit, "" where it is fit; ``total`` and ``free`` bytes of its filesystem."""
+    """``problem`` is the line that says why it is unfit, "" where it is fit; ``total`` and ``free`` bytes of its filesystem."""
 
     path: str
     problem: str = ""
@@ -31,11 +31,11 @@ class Ssd:
     devices: tuple[tuple[str, Disk], ...] = ()
 
 
-def read_ssd(host: Host, directories: Sequence[str], devices: Sequence[str]) -> Ssd:
+def read_ssd(host: Host, disks: Disks) -> Ssd:
     probe = host.probe()
     return Ssd(
-        tuple(read_directory(path) for path in directories),
-        tuple((path, probe.disk(path)) for path in devices),
+        tuple(read_directory(path) for path in disks.directories),
+        tuple((path, probe.disk(path)) for path in disks.devices),
     )
 
 
@@ -44,7 +44,7 @@ def read_directory(path: str) -> Directory:
     try:
         plain = check_directory(path, "")
     except OptionError as error:
-        return Directory(path, error.reason)
+        return Directory(path, str(error))
     with suppress(OSError):
         usage = shutil.disk_usage(plain)
         return Directory(path, "", usage.total, usage.free)

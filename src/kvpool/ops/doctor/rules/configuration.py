@@ -22,7 +22,7 @@ def judge_configuration(error: str, warnings: Sequence[str]) -> list[Finding]:
     return found or [SOUND.ok("nothing to say")]
 
 
-def judge_role(asked: str | None, kv_role: str | None, expected: str | None) -> list[Finding]:
+def judge_role(asked: str | None, kv_role: object, expected: str) -> list[Finding]:
     """``expected`` is the kv_role of the role that was asked for."""
     if asked is None or kv_role is None:
         return []

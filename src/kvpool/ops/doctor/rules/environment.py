@@ -39,7 +39,7 @@ UB = '{"version":"1.3"}'
 def judge_environment(files: Files, ports: Ports, need: Need) -> list[Finding]:
     found = [_seed(need)]
     if need.conf_variable:
-        found.append(_config(need))
+        found += _config(need)
     if need.series == "cpu":
         found.append(_cpu_space(need))
     if not need.npu:
@@ -60,16 +60,15 @@ def _seed(need: Need) -> Finding:
     return SEED.ok(hash_seed(need.env), "the same on all instances that share")
 
 
-def _config(need: Need) -> Finding:
-    """The file may have been given to doctor only."""
+def _config(need: Need) -> list[Finding]:
+    """The file may have been given to doctor only. Where there is none at all, the configuration's own findings say so."""
     variable, value = need.conf_variable, need.env.get(need.conf_variable, "")
     if value and (not need.conf_path or value == need.conf_path):
-        return CONFIG.ok(f"{variable}={value}")
-    if not value and need.backend == "yuanrong" and need.env.get("DS_WORKER_ADDR"):
-        return CONFIG.ok(f"DS_WORKER_ADDR={need.env['DS_WORKER_ADDR']}")
+        return [CONFIG.ok(f"{variable}={value}")]
+    if not need.conf_path:
+        return []
     found = f"{variable}={value}" if value else f"{variable} is unset"
-    fix = f"export {variable}={need.conf_path or '<path of the file>'} for every vLLM process"
-    return CONFIG.failure(found, need.conf_path or "the path of the store's file", fix)
+    return [CONFIG.failure(found, need.conf_path, f"export {variable}={need.conf_path} for every vLLM process")]
 
 
 def _cpu_space(need: Need) -> Finding:

@@ -21,7 +21,7 @@ COMPACT = "echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memo
 
 def judge_huge_pages(facts: HugePages, runs: FreeRuns, need: Need) -> list[Finding]:
     wanted = huge_pages(need)
-    count = sum(pages.count for pages in wanted)
+    count = sum(pages.number for pages in wanted)
     found = _pages(facts, count, must=any(pages.must for pages in wanted), why=", ".join(pages.what for pages in wanted))
     return found + ([_runs(runs, need)] if need.contiguous else [])
 

@@ -20,8 +20,9 @@ LOCKED = Check(AREA, "locked memory", "memory can be locked without limit", "rdm
 CHECKS = (AVAILABLE, CACHE, SHARED, LIMIT, LOCKED)
 
 
-def gib(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else f"{nbytes / GIB:.1f} GiB"
+def gib(nbytes: int) -> str:
+    """A size in words."""
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB // 10 else f"{nbytes / (1 << 20):.1f} MiB"
 
 
 def judge_memory(facts: Memory, need: Need) -> list[Finding]:

@@ -7,8 +7,6 @@ from kvpool.ops.doctor.finding import Check, Finding
 from kvpool.ops.doctor.need import GIB, Need
 from kvpool.options.block_device import Disk
 from kvpool.options.errors import OptionError
-from kvpool.options.memcache_conf import LocalConf
-from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_ssd import LIMIT
 from kvpool.options.ubsio import check_disk
 
@@ -19,24 +17,8 @@ ROOM = Check(AREA, "room", "the filesystem has room for what the tier may take",
 CHECKS = (DEVICE, DIRECTORY, ROOM)
 
 
-def directories(need: Need) -> list[str]:
-    """The directories of the tiers that are on."""
-    if need.backend == "local" and need.options is not None and need.options.enable_ssd_offload:
-        return [need.options.ssd_offload_path or ""]
-    if isinstance(need.conf, MooncakeOptions) and need.conf.enable_ssd_offload:
-        return [need.conf.ssd_offload_path or ""]
-    return []
-
-
-def devices(need: Need) -> list[str]:
-    """The block devices of the tier of MemCache, where it is on."""
-    conf = need.conf
-    return conf.disk_path.split(":") if isinstance(conf, LocalConf) and conf.storage_enabled and conf.disk_path else []
-
-
 def judge_ssd(facts: Ssd, need: Need) -> list[Finding]:
-    wiped = not isinstance(need.conf, LocalConf) or need.conf.force_new_disk
-    found = [_device(name, disk, wiped=wiped) for name, disk in facts.devices]
+    found = [_device(name, disk, wiped=need.disks.wiped) for name, disk in facts.devices]
     for directory in facts.directories:
         found += _directory(directory, need)
     return found
@@ -49,7 +31,7 @@ def _device(name: str, disk: Disk, *, wiped: bool) -> Finding:
         warnings = check_disk(name, disk, "", wiped=wiped)
     except OptionError as error:
         fix = "give another disk in ubsio.disk.path; look with lsblk, mount and blkid before anything is erased"
-        return DEVICE.failure(f"{name} {error.reason}", needed, fix)
+        return DEVICE.failure(str(error), needed, fix)
     if warnings:
         return DEVICE.unknown(warnings[0], needed, f"look as root: lsblk {name}; mount | grep {name}; blkid {name}")
     return DEVICE.ok(f"{name}, {(disk.nbytes or 0) / GIB:.0f} GiB", needed)
@@ -58,8 +40,8 @@ def _device(name: str, disk: Disk, *, wiped: bool) -> Finding:
 def _directory(directory: Directory, need: Need) -> list[Finding]:
     needed = "an absolute path of a writable directory without links"
     if directory.problem:
-        fix = f"mkdir -p {directory.path}, writable for the engine's user, under its real path"
-        return [DIRECTORY.failure(f"{directory.path or 'ssd_offload_path'} {directory.problem}", needed, fix)]
+        fix = f"mkdir -p {directory.path or '<path>'}, writable for the engine's user, under its real path"
+        return [DIRECTORY.failure(directory.problem, needed, fix)]
     found = [DIRECTORY.ok(directory.path, needed)]
     wanted = _wanted(need)
     if wanted is None or directory.total is None or directory.free is None:

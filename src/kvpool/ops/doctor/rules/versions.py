@@ -30,6 +30,7 @@ CHECKS = (PYTHON, VLLM, VLLM_ASCEND, GLIBC, STORE, MEMFABRIC, CANN, HDK, DRIVER,
 
 CANN_LOWEST = {"a2": "8.5.0", "a3": "9.0.0", "a5": "9.1.0"}
 SEPARATED_LOWEST = "9.1.0"
+LOOK = "read it on the host: cat /usr/local/Ascend/driver/version.info (for a container mount that folder)"
 _STORE_FIELD = "store.comm_resource_config.protocol_desc"
 
 
@@ -68,11 +69,11 @@ def _present(check: Check, version: str | None, needed: str, fix: str) -> Findin
     return check.ok(version, needed) if version is not None else check.failure("not found", needed, fix)
 
 
-def _lowest(check: Check, version: str | None, lowest: str, fix: str, *, recommended: bool = False) -> Finding:
-    """Not shown: not checked. Too old: a failure, or a warning where it is only recommended."""
+def _lowest(check: Check, version: str | None, lowest: str, fix: str, *, look: str = "", recommended: bool = False) -> Finding:
+    """Not shown: not checked, and ``look`` says how to look. Too old: a failure, or a warning where it is only recommended."""
     good = at_least(version, lowest)
     if good is None:
-        return check.unknown(version or "not shown on this host", f">= {lowest}", f"look it up by hand; {fix}")
+        return check.unknown(version or "not shown on this host", f">= {lowest}", look or fix)
     if good:
         return check.ok(str(version), f">= {lowest}")
     judge = check.warning if recommended else check.failure
@@ -139,14 +140,21 @@ def _ascend(facts: Versions, need: Need) -> list[Finding]:
         cann = max(cann, SEPARATED_LOWEST, key=lambda version: parsed(version) or ((), False, 0))
     found = [
         _vllm_ascend(facts),
-        _lowest(CANN, facts.cann, cann, f"install CANN {cann} or newer and source its set_env.sh"),
+        _cann(facts, cann),
         _hdk(facts, need),
     ]
     if need.series == "a3":
         if need.backend == "memcache":
-            found.append(_lowest(DRIVER, facts.npu_driver, "25.5.1", "update the NPU driver: MemFabric 1.2 needs it"))
+            found.append(_lowest(DRIVER, facts.npu_driver, "25.5.1", "update the NPU driver: MemFabric 1.2 needs it", look=LOOK))
         found.append(_lowest(LINGQU, need.lingqu, "1.5", "ask who runs the network for its version, and give it with --lingqu"))
     return found
+
+
+def _cann(facts: Versions, lowest: str) -> Finding:
+    fix = f"install CANN {lowest} or newer and source its set_env.sh"
+    if facts.cann is None:
+        return CANN.failure("not found in ASCEND_HOME_PATH nor below /usr/local/Ascend", f">= {lowest}", fix)
+    return _lowest(CANN, facts.cann, lowest, fix)
 
 
 def _separated(need: Need) -> bool:
@@ -180,13 +188,14 @@ _HDK = {"a3": Hdk("26.0", "25.5"), "a5": Hdk(None, "25.6")}
 def _hdk(facts: Versions, need: Need) -> Finding:
     """The driver has the number of the HDK that it came in."""
     if need.series == "a2":
-        return _lowest(HDK, facts.npu_driver, "25.5", "update driver and firmware: 25.5 is recommended on A2", recommended=True)
+        fix = "update driver and firmware: 25.5 is recommended on A2"
+        return _lowest(HDK, facts.npu_driver, "25.5", fix, look=LOOK, recommended=True)
     wants = _HDK[need.series]
     mooncake = next((version for _, version in facts.mooncake), None)
     paired = need.backend != "mooncake" or at_least(mooncake, "0.3.11") is True
     lowest = wants.paired if paired or wants.plain is None else wants.plain
     fix = f"update driver and firmware (npu-smi info shows what runs){'' if paired else ', and Mooncake to 0.3.11 or newer'}"
-    finding = _lowest(HDK, facts.npu_driver, lowest or "", fix)
+    finding = _lowest(HDK, facts.npu_driver, lowest or "", fix, look=LOOK)
     if wants.plain is None and not paired:
         return HDK.failure(f"{facts.npu_driver or 'unknown'} with Mooncake {mooncake}", f">= {lowest} with Mooncake >= 0.3.11", fix)
     return finding
