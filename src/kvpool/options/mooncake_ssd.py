@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from kvpool.options.amounts import GIB, whole_gib
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
 from kvpool.options.scalars import read_size
 
-GIB = 1 << 30
 BUFFER = "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES"
 LIMIT = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
 QUOTA = "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"
@@ -29,7 +29,7 @@ def check_ssd(
     if policy not in ("none", "fifo", "lru"):
         raise OptionError(POLICY, policy, "expected none, fifo or lru")
     if fabric and sizes[BUFFER] % GIB:
-        whole = -(-sizes[BUFFER] // GIB) * GIB
+        whole = whole_gib(sizes[BUFFER]) * GIB
         raise OptionError(BUFFER, sizes[BUFFER], f"is not a multiple of 1GB, which fabric memory needs: set {whole}")
     disk_nbytes = shutil.disk_usage(checked).total
     warnings = capacity_warnings(sizes[LIMIT], deployment.ranks_here, disk_nbytes)
