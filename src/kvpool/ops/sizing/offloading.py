@@ -7,23 +7,28 @@ from kvpool.ops.sizing.kv_cache import KvBytes
 from kvpool.ops.sizing.plan import Plan
 from kvpool.options import Deployment, OptionError
 from kvpool.options.amounts import GIB, whole_gib
+from kvpool.options.availability import NOT_YET
 from kvpool.options.sparse import SECTION, read_sparse
 
 OFFLOADED_DTYPES = ("auto", "bfloat16")
+LAYERWISE = "use_layerwise"
+
+
+def _later(feature: str) -> str:
+    return " (not available yet: sizes only)" if feature in NOT_YET else ""
 
 
 def layerwise_section(kv: KvBytes, plan: Plan) -> Section | None:
     """How little device memory the KV cache takes when layers share buffers; None where no buffers are planned."""
     if plan.layerwise_buffers is None:
         return None
-    section = Section("Layer-wise prefill offload")
+    section = Section(f"Layer-wise prefill offload{_later(LAYERWISE)}")
     layers, buffers = len(kv.shape.layers), plan.layerwise_buffers
     own = layers if plan.layerwise_independent == "all" else len(_independent(plan.layerwise_independent, layers))
     kept = own + min(buffers, layers - own)
-    source = f"{OFFLOAD}, 2"
     formula = f"(I + min(B, N - I)) / N with N = {layers} layers, I = {own} independent, B = {buffers} shared buffers"
-    section.add("layerwise_footprint", kept / layers, "share", formula, source)
-    section.add("layerwise_capacity_factor", layers / kept, "share", "1 / layerwise_footprint: tokens in the same memory", source)
+    section.add("layerwise_footprint", kept / layers, "share", formula, f"{OFFLOAD}, 2 (which layers share)")
+    section.add("layerwise_capacity_factor", layers / kept, "share", "1 / layerwise_footprint: tokens in the same memory", OWN)
     total = plan.blocks_per_engine * plan.block_size * kv.per_token_rank
     formula = "kv_bytes_on_rank x layerwise_footprint"
     section.add("layerwise_device_bytes", -(-total * kept // layers), "bytes", formula, OWN)
@@ -50,18 +55,17 @@ def sparse_section(kv: KvBytes, plan: Plan) -> Section | None:
     """Device buffer and host pool of sparse decode offload; None where no buffer is planned."""
     if plan.topk_buffer is None:
         return None
-    section = Section("Sparse decode offload")
+    section = Section(f"Sparse decode offload{_later(SECTION)}")
     shape, rows = kv.shape, plan.max_num_seqs or plan.sequences_per_engine
     if (refused := _refusal(kv, plan)) is not None:
         fix = f"set {_next_buffer(kv, plan)}" if refused.key == "topk_buffer_size" else "see the sparse guide, 3 and 5"
-        key = "--topk-buffer" if refused.key in ("topk_buffer_size", "enabled") else f"--{refused.key}"
-        section.problem(key, str(refused), fix)
+        section.problem("--topk-buffer", str(refused), fix)
     layers, source = len(shape.layers), f"{OFFLOAD}, 3"
     hot = layers * rows * plan.topk_buffer * kv.main
-    section.add("hot_buffer_bytes", hot, "bytes", f"{layers} layers x {rows} rows x {plan.topk_buffer} x {kv.main} a token", source)
+    section.add("hot_buffer_bytes", hot, "bytes", f"{layers} layers x {rows} rows x {plan.topk_buffer} x {kv.main} a token", OWN)
     device = sum(shape.indexers) * kv.indexer
     formula = f"{sum(shape.indexers)} indexers x {kv.indexer}: what stays on the device of each token"
-    section.add("device_bytes_per_token", device, "bytes", formula, source)
+    section.add("device_bytes_per_token", device, "bytes", formula, OWN)
     host = plan.blocks_per_engine * plan.block_size * kv.main * layers
     formula = (
         f"{plan.blocks_per_engine} blocks x {plan.block_size} x {kv.main} x {layers} layers, shared by the TP ranks of a DP rank"
