@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ BUFFER = "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES"
 LIMIT = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
 QUOTA = "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"
 POLICY = "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY"
+READERS = 4  # loads of one process at one time
+USABLE = 0.9  # of the buffer, for these loads together
 DEFAULTS = {BUFFER: 1342177280, QUOTA: 0, LIMIT: 2199023255552}
 
 
@@ -42,6 +45,11 @@ def check_ssd(
 def buffer_nbytes(env: Mapping[str, str]) -> int:
     """The staging buffer of the disk tier, per rank."""
     return _read_bytes(BUFFER, env)
+
+
+def least_buffer(object_nbytes: int) -> int:
+    """The smallest staging buffer with which objects of that size can be loaded: one for each of the loads at one time."""
+    return math.ceil(object_nbytes * READERS / USABLE)
 
 
 def check_directory(directory: str | None, path: str) -> str:

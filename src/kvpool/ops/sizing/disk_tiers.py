@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from kvpool.ops.sizing.figures import GUIDE, OWN, Section
-from kvpool.ops.sizing.kv_cache import KvBytes
+from kvpool.ops.sizing.kv_cache import KvBytes, engine_block_bytes
 from kvpool.ops.sizing.plan import Plan
 from kvpool.ops.sizing.pool import dram_size, pool_size
 from kvpool.options.amounts import GIB, MIN_UBSIO_GB, fabric_nbytes, huge_pages, most_ubsio_gb, whole_gib
-from kvpool.options.mooncake_ssd import BUFFER, DEFAULTS, LIMIT
+from kvpool.options.mooncake_ssd import BUFFER, DEFAULTS, LIMIT, READERS, USABLE, least_buffer
 
 FABRIC_HEADROOM_GB = 1
 UBSIO_SEPARATED_GB, UBSIO_GB = 50, 10
 
 
 def offload_buffer(kv: KvBytes, plan: Plan) -> int:
-    """Bytes of a rank's staging buffer of Mooncake's disk tier: as planned, else what one sequence needs; 0 without that tier."""
+    """Bytes of a rank's staging buffer of Mooncake's disk tier: as planned, else the least in GiB; 0 without that tier."""
     if plan.disk_size is None and plan.offload_buffer is None:
         return 0
-    return whole_gib(_sequence(kv, plan)) * GIB if plan.offload_buffer is None else plan.offload_buffer
+    return whole_gib(_least(kv, plan)) * GIB if plan.offload_buffer is None else plan.offload_buffer
 
 
-def _sequence(kv: KvBytes, plan: Plan) -> int:
-    """Bytes of one sequence on a rank."""
-    return plan.blocks_per_sequence * plan.block_size * kv.per_token_rank
+def _least(kv: KvBytes, plan: Plan) -> int:
+    """Bytes of the buffer without which single objects could not be loaded."""
+    return least_buffer(engine_block_bytes(kv, plan.block_size))
 
 
 def mooncake_section(kv: KvBytes, plan: Plan) -> Section | None:
@@ -38,7 +38,7 @@ def mooncake_section(kv: KvBytes, plan: Plan) -> Section | None:
         section.add("ssd_per_rank", share, "bytes", formula, f"{GUIDE}, 2.5.2")
         shown = DEFAULTS[LIMIT] * ranks
         section.add("ssd_shown_by_default", shown, "bytes", f"{ranks} ranks x 2 TB, where {LIMIT} is not set", f"{GUIDE}, 2.5.2")
-    if buffer:
+    if planned:
         _check_buffer(section, kv, plan, buffer)
     if plan.fabric or plan.fabric_capacity is not None:
         _fabric(section, dram_size(kv, plan), buffer, plan)
@@ -46,22 +46,21 @@ def mooncake_section(kv: KvBytes, plan: Plan) -> Section | None:
 
 
 def _check_buffer(section: Section, kv: KvBytes, plan: Plan, planned: int) -> None:
-    """It must hold what is loaded at once, and fit into the KV memory of a worker."""
-    request = _sequence(kv, plan)
-    need = whole_gib(request) * GIB
-    formula = f"a whole sequence of {plan.tokens} tokens x {kv.per_token_rank}, up to whole GiB; more where loads overlap"
+    """It must hold what is loaded at one time, and fit into the KV memory of a worker."""
+    least = _least(kv, plan)
+    need = whole_gib(least) * GIB
+    nbytes = engine_block_bytes(kv, plan.block_size)
+    formula = f"{READERS} objects of {nbytes} bytes in {USABLE:.0%} of it, up to whole GiB; loads are split to fit"
     section.add("offload_buffer", need, "bytes", formula, OWN)
     if plan.kv_memory is not None:
         formula = 'the "Available KV cache memory" of a worker\'s log'
         section.add("offload_buffer_most", plan.kv_memory, "bytes", formula, f"{GUIDE}, 5.3.2.3")
     if plan.kv_memory is not None and planned > plan.kv_memory:
         text = f"{BUFFER}={planned} is more than the KV memory of a worker ({plan.kv_memory} bytes)"
-        section.problem("--offload-buffer", text, f"set at most {plan.kv_memory}, or shorten --tokens")
-    if planned < request:
-        text = (
-            f"{planned} bytes do not hold the {request} bytes of one sequence: long loads from the disk can fail (BUFFER_OVERFLOW)"
-        )
-        section.warning("--offload-buffer", text, f"set {BUFFER}={need}")
+        section.problem("--offload-buffer", text, f"set at most {plan.kv_memory}")
+    if planned < least:
+        text = f"{planned} bytes are less than the {least} that loads of single objects need at one time (BUFFER_OVERFLOW)"
+        section.problem("--offload-buffer", text, f"set {BUFFER}={need}")
     if plan.fabric and planned % GIB:
         text = f"{planned} is no multiple of 1GB, which fabric memory needs"
         section.problem("--offload-buffer", text, f"set {BUFFER}={whole_gib(planned) * GIB}")

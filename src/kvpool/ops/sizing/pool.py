@@ -16,12 +16,12 @@ WARMUP_PER_DEVICE, WARMUP_TOKENS = 3, 8192
 
 def pool_size(kv: KvBytes, plan: Plan) -> int:
     """Bytes of the whole pool: as wished, else what the workload needs."""
-    return plan.pool_size or plan.blocks * plan.block_size * kv.per_token_pool
+    return plan.blocks * plan.block_size * kv.per_token_pool if plan.pool_size is None else plan.pool_size
 
 
 def dram_size(kv: KvBytes, plan: Plan) -> int:
     """Bytes that each process gives: as planned, else what the pool needs in whole GiB."""
-    return plan.dram_size or whole_gib(-(-pool_size(kv, plan) // plan.givers)) * GIB
+    return whole_gib(-(-pool_size(kv, plan) // plan.givers)) * GIB if plan.dram_size is None else plan.dram_size
 
 
 def pool_section(kv: KvBytes, plan: Plan) -> Section:
@@ -30,7 +30,7 @@ def pool_section(kv: KvBytes, plan: Plan) -> Section:
     size, who = pool_size(kv, plan), "standalone processes" if plan.separated else "ranks"
     need = whole_gib(-(-size // plan.givers)) * GIB
     each = dram_size(kv, plan)
-    of = "--pool-size" if plan.pool_size else "kv_bytes_total"
+    of = "kv_bytes_total" if plan.pool_size is None else "--pool-size"
     section.add("dram_per_rank", need, "bytes", f"{of} / {plan.givers} {who}, up to whole GiB", f"{OFFLOAD}, 1 (dram.size)")
     if plan.dies is not None:
         dies = plan.dies * plan.nodes
@@ -38,8 +38,8 @@ def pool_section(kv: KvBytes, plan: Plan) -> Section:
         section.add(
             "dram_per_die", per_die, "bytes", f"{of} / {plan.dies} dies x {plan.nodes} nodes, up to whole GiB", f"{GUIDE}, 3.3"
         )
-    section.add("pool_capacity", each * plan.givers, "bytes", f"{plan.givers} {who} x {each // GIB} GiB", OWN)
-    if each < need:
+    section.add("pool_capacity", each * plan.givers, "bytes", f"{plan.givers} {who} x {each} bytes", OWN)
+    if each * plan.givers < size:
         section.problem(
             "--dram-size", f"{plan.givers} {who} x {each} bytes hold less than {of}", f"give {need // GIB}GB each, or more of them"
         )
@@ -65,7 +65,7 @@ def _world(section: Section, plan: Plan) -> None:
 
 
 def _eviction(section: Section, kv: KvBytes, plan: Plan, capacity: int) -> None:
-    """Mooncake evicts at the watermark; a batch that finds no room fails, it does not wait."""
+    """Mooncake evicts at the watermark, a share at a time. What finds no room is offered again for 2 s, then dropped."""
     high, ratio = plan.eviction_high_watermark, plan.eviction_ratio
     tokens = min(plan.max_batched_tokens * plan.dp, plan.tokens * plan.concurrency)
     batch = tokens * kv.per_token_pool
