@@ -368,9 +368,12 @@ def of_configuration() -> list[Case]:
     c, quiet = configuration, configuration.judge_configuration("", [])
     right = configuration.judge_role("prefill", "kv_producer", "kv_producer")
     wrong = configuration.judge_role("prefill", "kv_both", "kv_producer")
+    unset, here = "MMC_LOCAL_CONFIG_PATH: is not set: the memcache backend …", configuration.judge_device(good.LOCAL)
     return [
         Case(c.SOUND, FAILURE, "x: is refused", "mistakes.md", configuration.judge_configuration("x: is refused", []), quiet),
         Case(c.SOUND, WARNING, "y", "mistakes.md", configuration.judge_configuration("", ["y"]), quiet),
+        Case(c.SOUND, FAILURE, "is not set", "export MMC_LOCAL_CONFIG_PATH=", configuration.judge_configuration(unset, []), quiet),
+        Case(c.DEVICE, FAILURE, "not available yet", "on CPUs", configuration.judge_device(good.A2), here),
         Case(c.ROLE, FAILURE, "kv_role is kv_both", '"kv_role": "kv_producer"', wrong, right),
     ]
 

@@ -12,7 +12,7 @@ from kvpool.ops.doctor.catalogue import CATALOGUE
 from kvpool.ops.doctor.facts.ssd import Ssd
 from kvpool.ops.doctor.finding import Level
 from kvpool.ops.doctor.measuring import Measured
-from kvpool.ops.doctor.need import Need, huge_pages, memory_amounts, shared_memory_amounts
+from kvpool.ops.doctor.need import Need, memory_amounts, page_needs, shared_memory_amounts
 from kvpool.ops.doctor.rules import (
     container,
     environment,
@@ -91,7 +91,7 @@ def test_amounts_add_up():
     assert [amount.nbytes >> 30 for amount in shared_memory_amounts(good.LOCAL)] == [8]
     assert sum(amount.nbytes for amount in memory_amounts(good.A2)) == 21 << 30  # segment and buffer
     assert memory_amounts(good.A3_YUANRONG) == []  # it lies in huge pages
-    assert [pages.number for pages in huge_pages(good.A3_YUANRONG)] == [20480]
+    assert [pages.number for pages in page_needs(good.A3_YUANRONG)] == [20480]
 
 
 def test_a_transfer_buffer_counts_on_the_prefill_side_of_one_host_only():

@@ -16,7 +16,7 @@ from kvpool.ops.doctor.finding import Finding
 from kvpool.ops.doctor.host import Host
 from kvpool.ops.doctor.measuring import measure
 from kvpool.ops.doctor.need import Need
-from kvpool.ops.doctor.rules.configuration import AREA as CONFIGURATION
+from kvpool.ops.doctor.rules.configuration import judge_device
 from kvpool.ops.doctor.rules.container import judge_container
 from kvpool.ops.doctor.rules.environment import judge_environment
 from kvpool.ops.doctor.rules.files import judge_files
@@ -38,6 +38,7 @@ def examine(asked: Asked, host: Host) -> tuple[Need, list[Finding]]:
     npus = files.npus
     measured = measure(need) if need.measure else None
     runs = read_free_runs(host) if need.contiguous else FreeRuns()
+    said += judge_device(need)
     found = judge_versions(read_versions(host), need)
     found += judge_environment(files, ports, need)
     found += judge_files(files, need)
@@ -62,4 +63,4 @@ def pool_folder(need: Need) -> str:
 def without_repeats(said: list[Finding], found: list[Finding]) -> list[Finding]:
     """Findings on the configuration without those that an area repeats in the same words, with a fix of its own."""
     texts = [finding.found for finding in found if finding.fix]
-    return [one for one in said if one.area != CONFIGURATION or not any(one.found.endswith(text) for text in texts)]
+    return [one for one in said if not any(one.found.endswith(text) for text in texts)]

@@ -9,13 +9,14 @@ from typing import Literal, NamedTuple
 
 from kvpool.ops.doctor.raw import Disks
 from kvpool.options.addresses import only_here
+from kvpool.options.amounts import GIB, huge_pages
 from kvpool.options.ascend_store import AscendStoreOptions, BackendName
 from kvpool.options.deployment import Hardware
 from kvpool.options.fields import OptionModel
 from kvpool.options.memcache_conf import LocalConf
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_master import MasterFlags
-from kvpool.options.mooncake_rules import rank_nbytes
+from kvpool.options.mooncake_rules import host_nbytes
 from kvpool.options.prefill_decode import PullOptions
 from kvpool.options.probe import Device
 from kvpool.options.yuanrong_json import YuanrongOptions
@@ -25,8 +26,6 @@ Role = Literal["prefill", "decode", "mixed"]
 Series = Literal["cpu", "cuda", "a2", "a3", "a5"]
 Link = Literal["roce", "hccs", "uboe", "ub"]
 HARDWARE: dict[Series, Hardware] = {"a2": "A2", "a3": "A3", "a5": "A5"}
-GIB = 1 << 30
-MIB2 = 2 << 20
 GUIDE_PAGES = 200_000
 """Huge pages of 2 MiB that the deployment guide reserves for NPUs over RoCE, where the pool's size is not known."""
 
@@ -119,7 +118,7 @@ def memory_amounts(need: Need) -> list[Amount]:
     if need.backend == "local" and need.options is not None:
         found.append(Amount("local_dram_size", need.options.local_dram_size))
     if isinstance(conf, MooncakeOptions):
-        found.append(Amount(f"{need.ranks} x (segment and buffers of Mooncake)", rank_nbytes(conf, need.env) * need.ranks))
+        found.append(Amount(f"{need.ranks} x (segment and buffers of Mooncake)", host_nbytes(conf, need.env, need.ranks)))
     if isinstance(conf, LocalConf):
         if conf.protocol != "host_tcp":
             found.append(Amount(f"{need.ranks} x dram.size", (conf.dram_size or 0) * need.ranks))
@@ -156,10 +155,10 @@ def _transfer_buffer(need: Need) -> list[Amount]:
     return []
 
 
-def huge_pages(need: Need) -> list[Pages]:
+def page_needs(need: Need) -> list[Pages]:
     """Huge pages of 2 MiB that are taken on this host."""
     found = [
-        Pages("enable_huge_tlb of the Yuanrong worker", -(-worker.shared_memory_size_mb // 2), True)
+        Pages("enable_huge_tlb of the Yuanrong worker", huge_pages(worker.shared_memory_size_mb << 20), True)
         for worker in need.workers
         if worker.enable_huge_tlb
     ]
@@ -167,10 +166,10 @@ def huge_pages(need: Need) -> list[Pages]:
     if isinstance(conf, YuanrongOptions) and conf.enable_remote_h2d and not found:
         found.append(Pages("enable_remote_h2d of Yuanrong", 1, True))
     if isinstance(conf, LocalConf) and conf.protocol == "host_tcp" and conf.dram_size:
-        found.append(Pages("dram.size with host_tcp", -(-conf.dram_size * need.ranks // MIB2), True))
+        found.append(Pages("dram.size with host_tcp", huge_pages(conf.dram_size * need.ranks), True))
     if need.roce and need.backend in ("mooncake", "memcache"):
         pool = sum(amount.nbytes for amount in memory_amounts(need))
-        found.append(Pages("NPUs over RoCE", -(-pool // MIB2) if pool else GUIDE_PAGES, False))
+        found.append(Pages("NPUs over RoCE", huge_pages(pool) if pool else GUIDE_PAGES, False))
     return found
 
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from kvpool.ops.doctor.host import Host
 from kvpool.ops.doctor.need import page_nbytes
+from kvpool.options.amounts import GIB, HUGE_PAGE
 
-GIB = 1 << 30
-MIB2 = 2 << 20
 FREE = np.uint64(1 << 10)  # KPF_BUDDY
 SCAN_S = 5.0
 _WORDS = 1 << 21
@@ -50,7 +49,7 @@ def _from_buddyinfo(text: str | None, page: int) -> FreeRuns:
     if not counts:
         return FreeRuns()
     longest = max((page << order for order, count in enumerate(counts) if count), default=0)
-    return FreeRuns(_blocks(counts, page, MIB2), _blocks(counts, page, GIB), longest)
+    return FreeRuns(_blocks(counts, page, HUGE_PAGE), _blocks(counts, page, GIB), longest)
 
 
 def _blocks(counts: list[int], page: int, nbytes: int) -> int | None:
@@ -64,7 +63,7 @@ def _scan(host: Host, page: int, deadline_s: float) -> FreeRuns | None:
     """Count free runs page by page; None where the file cannot be read to its end in time."""
     end = time.monotonic() + deadline_s
     small = large = longest = run = 0
-    per_large, per_small = GIB // page, MIB2 // page
+    per_large, per_small = GIB // page, HUGE_PAGE // page
     rest = np.zeros(0, dtype=bool)
     with suppress(OSError), host.place("/proc/kpageflags").open("rb", buffering=0) as file:
         while chunk := file.read(_WORDS * 8):

@@ -7,7 +7,8 @@ from __future__ import annotations
 from kvpool.ops.doctor.facts.free_runs import FreeRuns
 from kvpool.ops.doctor.facts.huge_pages import NODES, HugePages
 from kvpool.ops.doctor.finding import Check, Finding
-from kvpool.ops.doctor.need import GIB, MIB2, Need, huge_pages, memory_amounts
+from kvpool.ops.doctor.need import Need, memory_amounts, page_needs
+from kvpool.options.amounts import GIB, HUGE_PAGE, huge_pages, whole_gib
 
 AREA = "huge pages"
 WHO = "a Yuanrong worker with huge pages, remote H2D, memcache over host_tcp; mooncake and memcache on NPUs over RoCE"
@@ -20,7 +21,7 @@ COMPACT = "echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memo
 
 
 def judge_huge_pages(facts: HugePages, runs: FreeRuns, need: Need) -> list[Finding]:
-    wanted = huge_pages(need)
+    wanted = page_needs(need)
     count = sum(pages.number for pages in wanted)
     found = _pages(facts, count, must=any(pages.must for pages in wanted), why=", ".join(pages.what for pages in wanted))
     return found + ([_runs(runs, need)] if need.contiguous else [])
@@ -30,7 +31,7 @@ def _pages(facts: HugePages, count: int, *, must: bool, why: str) -> list[Findin
     if not count:
         return []
     needed = f"{count} of 2 MiB ({why})"
-    fix = f"echo {count} > /proc/sys/vm/nr_hugepages (as root, early after boot; it takes {count * MIB2 / GIB:.1f} GiB)"
+    fix = f"echo {count} > /proc/sys/vm/nr_hugepages (as root, early after boot; it takes {count * HUGE_PAGE / GIB:.1f} GiB)"
     if facts.total is None:
         return [TOTAL.unknown("the kernel shows none", needed, "look at HugePages_Total in /proc/meminfo")]
     judge = TOTAL.failure if must else TOTAL.warning
@@ -63,7 +64,7 @@ def _nodes(facts: HugePages, count: int) -> list[Finding]:
 def _runs(runs: FreeRuns, need: Need) -> Finding:
     """Fewer free runs than needed may still do: the kernel can move pages. It is a warning, never a failure."""
     nbytes = sum(amount.nbytes for amount in memory_amounts(need))
-    large, small = -(-nbytes // GIB), -(-nbytes // MIB2)
+    large, small = whole_gib(nbytes), huge_pages(nbytes)
     needed = f"{large} of 1 GiB or {small} of 2 MiB" if nbytes else "runs of 1 GiB or 2 MiB"
     if runs.small is None:
         return RUNS.unknown("free runs are not shown", needed, "run doctor as root on the host, which can read /proc/kpageflags")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from kvpool.ops.doctor.facts.memory import Memory
 from kvpool.ops.doctor.finding import Check, Finding
-from kvpool.ops.doctor.need import GIB, Amount, Need, memory_amounts, shared_memory_amounts
+from kvpool.ops.doctor.need import Amount, Need, memory_amounts, shared_memory_amounts
 from kvpool.ops.doctor.rules.huge_pages import COMPACT
+from kvpool.options.amounts import GIB, whole_gib
 
 AREA = "memory"
 AVAILABLE = Check(AREA, "available", "available memory suffices for pool and buffers of all ranks", "where the sizes are known")
@@ -65,7 +66,7 @@ def _shared(facts: Memory, amounts: Sequence[Amount]) -> list[Finding]:
     room = facts.shm_free + facts.pool
     if total <= room:
         return [SHARED.ok(f"{gib(room)} free of {gib(facts.shm_total)}", needed)]
-    size = -(-(total + facts.shm_total - room) // GIB)
+    size = whole_gib(total + facts.shm_total - room)
     fix = f"mount -o remount,size={size}G /dev/shm; for a container --shm-size={size}g or --ipc=host"
     return [SHARED.failure(f"{gib(room)} free of {gib(facts.shm_total)}", needed, fix)]
 

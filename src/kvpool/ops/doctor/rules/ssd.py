@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvpool.ops.doctor.facts.ssd import Directory, Ssd
 from kvpool.ops.doctor.finding import Check, Finding
-from kvpool.ops.doctor.need import GIB, Need
+from kvpool.ops.doctor.need import Need
+from kvpool.options.amounts import GIB
 from kvpool.options.block_device import Disk
 from kvpool.options.errors import OptionError
 from kvpool.options.mooncake_ssd import LIMIT
