@@ -101,14 +101,8 @@ def doctor(
     Nothing is changed: fixes are printed, never run. A measurement writes to the store and removes what it wrote."""
     from kvpool.ops.doctor import Asked, Host, examine
     from kvpool.options import OptionError
-    from kvpool.options.scalars import read_address
 
     try:
-        for address in peer or []:
-            try:
-                read_address(address)
-            except ValueError:
-                raise OptionError("--peer", address, "expected <host>:<port>") from None
         asked = Asked(
             role=cast("Role | None", _value(role)),
             series=cast("Series | None", _value(series)),
@@ -121,7 +115,7 @@ def doctor(
             hash_algo=hash_algo,
             lingqu=lingqu,
             ports=tuple(port or ()),
-            peers=tuple(peer or ()),
+            peers=_addresses(peer or []),
             npu_peers=tuple(npu_peer or ()),
             measure=measure,
         )
@@ -132,6 +126,19 @@ def doctor(
     (_print_json if as_json else _print_tables)(need, findings)
     if _count(findings, "failure"):
         raise typer.Exit(1)
+
+
+def _addresses(peers: Sequence[str]) -> tuple[str, ...]:
+    """OptionError for what is no host and port."""
+    from kvpool.options import OptionError
+    from kvpool.options.scalars import read_address
+
+    for address in peers:
+        try:
+            read_address(address)
+        except ValueError:
+            raise OptionError("--peer", address, "expected <host>:<port>") from None
+    return tuple(peers)
 
 
 def _value(name: enum.Enum | None) -> str | None:

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from kvpool.ops.doctor.facts import ssd
 from kvpool.ops.doctor.facts.container import IPC_LOCK, Container, read_container
 from kvpool.ops.doctor.facts.files import read_files
 from kvpool.ops.doctor.facts.free_runs import FreeRuns, read_free_runs
@@ -21,6 +22,7 @@ from kvpool.ops.doctor.facts.versions import read_versions
 from kvpool.ops.doctor.host import Host, Ran, run_tool, within
 from kvpool.ops.doctor.need import Endpoint, Need
 from kvpool.ops.doctor.raw import Disks
+from kvpool.options.probe import Probe
 
 PAGE = 4096
 
@@ -162,6 +164,17 @@ def test_ssd(tmp_path):
     assert problems == ["", "is or passes through a symbolic link", "is required with enable_ssd_offload", "is not absolute"]
     assert found.directories[0].total
     assert [disk.kind for _, disk in found.devices] == ["other", "missing"]
+
+
+def test_a_filesystem_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(ssd, "LOOK_S", 0.1)
+    monkeypatch.setattr(ssd, "read_directory", lambda path: time.sleep(5))
+    monkeypatch.setattr(Probe, "disk", lambda self, path: time.sleep(5))
+    began = time.monotonic()
+    found = read_ssd(host_at(tmp_path), Disks(("/data",), ("/dev/nvme0n1",)))
+    assert time.monotonic() - began < 4
+    assert "does not answer within 0.1 s" in found.directories[0].problem
+    assert found.devices[0][1].signature is None
 
 
 def test_container(tmp_path):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
-from kvpool.ops.doctor.host import Host
+from kvpool.ops.doctor.host import Host, within
 from kvpool.ops.doctor.raw import Disks
 from kvpool.options.block_device import Disk
 from kvpool.options.errors import OptionError
 from kvpool.options.mooncake_ssd import check_directory
+
+LOOK_S = 10.0
+UNREADABLE = Disk("block device", signature=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,16 @@ class Ssd:
 
 
 def read_ssd(host: Host, disks: Disks) -> Ssd:
-    probe = host.probe()
+    """A filesystem or disk that does not answer in time is a problem, or unknown; it does not hold doctor up."""
     return Ssd(
-        tuple(read_directory(path) for path in disks.directories),
-        tuple((path, probe.disk(path)) for path in disks.devices),
+        tuple(_in_time(path) for path in disks.directories),
+        tuple((path, within(LOOK_S, partial(host.probe().disk, path)) or UNREADABLE) for path in disks.devices),
     )
+
+
+def _in_time(path: str) -> Directory:
+    silent = OptionError("ssd_offload_path", path, f"its filesystem does not answer within {LOOK_S:g} s")
+    return within(LOOK_S, partial(read_directory, path)) or Directory(path, str(silent))
 
 
 def read_directory(path: str) -> Directory:
