@@ -12,7 +12,8 @@ TRANSFER_METRICS: dict[str, Metric] = {
         Metric(
             "unread_offers",
             "counter",
-            "Of these, how many were not read to the end: `released` by decode or a proxy, or `lost` (time up, reset, no room)",
+            "Of these, how many were not read to the end: `released` by decode or a proxy, `unpublished` (no room in the transfer "
+            "buffer, or the copy failed), or `lost` (time up, reset)",
             ("reason",),
         ),
         Metric(
