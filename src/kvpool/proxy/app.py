@@ -39,7 +39,7 @@ class Proxy:
         for side, addresses in ((Side.PREFILL, options.prefillers), (Side.DECODE, options.decoders)):
             for address in addresses:
                 self.table.add(side, address)
-        self.admission = Admission(options.limits.running, options.limits.queued, options.limits.queue_s)
+        self.admission = Admission(options.limits.running, options.limits.answers, options.limits.queued, options.limits.queue_s)
         self.metrics.observe(self.table, self.admission)
         self.rendezvous = Rendezvous()
         self._upstream = Upstream(options.deadlines, options.limits)
