@@ -144,17 +144,6 @@ def test_bc_134_what_nobody_reads_is_freed_when_its_time_is_up(pair, engine, mon
     both.assert_clean()
 
 
-@pytest.fixture
-def caplog_vllm(caplog, monkeypatch):
-    """vLLM's loggers do not propagate."""
-    import logging
-
-    logger = logging.getLogger("vllm")
-    monkeypatch.setattr(logger, "propagate", True)
-    caplog.set_level(logging.INFO)
-    return caplog
-
-
 @policies
 @engines
 def test_bc_140_a_failed_read_ends_by_policy_on_both_sides(pair, engine, policy, monkeypatch):

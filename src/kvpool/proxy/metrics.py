@@ -25,6 +25,7 @@ class Metrics:
         )
         self.retries = self._counter("retries", "Connections that failed and were tried again.", "side")
         self.restarts = self._counter("restarts", "Requests that were started again on another instance.")
+        self.releases = self._counter("releases", "Offers of prefill given up, and whether it could be told.", "outcome")
         self.broken = self._counter("broken_streams", "Streams that ended with an error after the first byte.")
         self.prefill_seconds = self._histogram("prefill_seconds", "Seconds that prefill requests took.")
         self.first_byte_seconds = self._histogram("first_byte_seconds", "Seconds until the first byte of an answer.")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+from kvpool.core.signed_fields import verify_fields
 from kvpool.engine.agreement import Agreement
 from kvpool.engine.log_gate import LogGate
 from kvpool.engine.p2p.messages import PublishJob, TransferMetadata, TransferReport
@@ -30,7 +31,8 @@ from kvpool.transfer.base import StagedEngine
 from kvpool.transfer.channel import Responder
 from kvpool.transfer.ledger import Ledger
 from kvpool.transfer.messages import RankLayout
-from kvpool.transfer.offer import Offer
+from kvpool.transfer.offer import Offer, is_transfer_id
+from kvpool.transfer.secret import VARIABLE
 from kvpool.transfer.service import TransferService
 
 if TYPE_CHECKING:
@@ -110,6 +112,23 @@ class PrefillSide:
 
     # ---- transfers ----------------------------------------------------------------------------------------------------------
 
+    def greet(self, request: Request) -> None:
+        """A request has come. Where there is a secret, only who knows it makes us keep KV: anybody may put params into a request."""
+        self.sweep()
+        params, secret = request.kv_transfer_params, self._setup.secret
+        if secret.kind != "shared" or not params or not params.get("do_remote_decode") or verify_fields(secret.value, params):
+            return
+        request.kv_transfer_params = None
+        self._stats.add(labelled("withheld_offers", reason="unsigned"))
+        if (more := self._log.ask("unsigned")) is not None:
+            logger.warning(
+                "kvpool: request %s asks us to keep its KV, but the signature of its kv_transfer_params is missing, wrong or too old: "
+                "it is only computed. With %s, send requests through a proxy that has the same%s",
+                request.request_id,
+                VARIABLE,
+                more,
+            )
+
     def finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """The params of the answer, where the request asked for a transfer and its prompt has been computed."""
         self.sweep()
@@ -138,10 +157,12 @@ class PrefillSide:
                     more,
                 )
             return None
-        return self._offer(request, prompt, tables)
+        return self._offer(request, params.get("transfer_id"), prompt, tables)
 
-    def _offer(self, request: Request, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-        setup, transfer_id = self._setup, secrets.token_hex(16)
+    def _offer(self, request: Request, asked: object, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+        """``asked``: the id that the proxy has thought of, by which it can release an offer that it has never seen."""
+        setup = self._setup
+        transfer_id = str(asked) if is_transfer_id(asked) and not self._ledger.knows(str(asked)) else secrets.token_hex(16)
         self._jobs += 1
         self._stats.add("offers")
         self._pins.pin(self._jobs, [block for table in tables for block in table if block], saving=False)
