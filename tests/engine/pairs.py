@@ -29,6 +29,7 @@ class PairSpec:
     policy: str = "recompute"
     beside: str | None = None
     consumer: dict[str, Any] = field(default_factory=dict)  # more options of the decode side's AscendStoreConnector
+    pool: dict[str, Any] = field(default_factory=dict)  # and of that of both sides
     env: dict[str, str] = field(default_factory=dict)
     port: int = 0
 
@@ -68,6 +69,7 @@ class PairSpec:
                 "local_pool_root": str(self.root),
                 "local_pool_name": "pool",
                 "local_dram_size": "256MB",
+                **self.pool,
                 **(self.consumer if role == "kv_consumer" else {}),
             },
         }

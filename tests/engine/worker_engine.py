@@ -106,8 +106,8 @@ class Child:
         wanted = [s for s in samples if s.name.startswith(tuple(prefixes)) and not s.name.endswith(("_bucket", "_created"))]
         return [[s.name, {k: v for k, v in s.labels.items() if k != "model_name"}, s.value] for s in wanted]
 
-    async def serve(self) -> int:
-        """Serve vLLM's own HTTP interface on a free port of loopback, until the engine ends. The port."""
+    async def serve(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Serve vLLM's own HTTP interface there, by default on a free port, until the engine ends. The port."""
         import uvicorn
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -123,7 +123,8 @@ class Child:
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, args, tasks)
         listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
         self._server = NoSignalServer(uvicorn.Config(app, log_level="warning", access_log=False))
         self._serving = asyncio.create_task(self._server.serve([listener]))
         while not self._server.started:
@@ -234,6 +235,10 @@ async def main(args_file: str, reply_fd: int) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if folder := os.environ.get("KVPOOL_TEST_CHANNEL"):
+        from tests.engine.channel_faults import install
+
+        install(Path(folder))
     args = AsyncEngineArgs(**json.loads(Path(args_file).read_text()))
     engine = AsyncLLM.from_engine_args(args)
     try:

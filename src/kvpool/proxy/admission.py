@@ -35,8 +35,8 @@ class Admission:
 
     @asynccontextmanager
     async def places(self, answers: int) -> AsyncIterator[int]:
-        """How many of the answers may be served at a time. FailureError 429 where the queue is full, 503 where the wait was too long;
-        both say when to come back."""
+        """How many of the answers may be served at a time. FailureError 429 where the queue is full, 503 where the wait was too
+        long; both say when to come back."""
         taken = min(answers, self.most)
         await self._enter(taken)
         try:

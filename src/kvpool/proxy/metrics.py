@@ -53,7 +53,9 @@ class _Gauges(Collector):
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("kvpool_proxy_running", "Requests that are served now.", value=self._admission.running)
         yield GaugeMetricFamily(
-            "kvpool_proxy_answers", "Answers (prompts times samples) of the requests that are served now.", value=self._admission.answers
+            "kvpool_proxy_answers",
+            "Answers (prompts times samples) of these requests.",
+            value=self._admission.answers,
         )
         yield GaugeMetricFamily("kvpool_proxy_queued", "Requests that wait for a place.", value=self._admission.queued)
         up = GaugeMetricFamily("kvpool_proxy_instance_up", "1 where an instance takes requests.", labels=LABELS)

@@ -26,7 +26,8 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``running`` and ``queued``: requests; ``answers``: prompts times samples that are served at once; ``retries``: further tries to connect, ``retry_delay_s`` before the first of them."""
+    """``running`` and ``queued``: requests; ``answers``: prompts times samples that are served at once; ``retries``: further tries
+    to connect, ``retry_delay_s`` before the first of them."""
 
     running: int = 512
     answers: int = 1024

@@ -1,9 +1,9 @@
 """Telling prefill that decode does not fetch what it keeps: its blocks are then free at once, not when their time is up.
 
 Two cases. Prefill has answered with an offer, and the decode request has failed or nobody waits for it any more: the offer is
-released. Or the prefill request has ended before its answer came, which it may have been about to send: then it is released by the
-transfer id that the request carried, at every listener from which that engine has offered before, and a moment later, when the engine
-has surely heard that the connection is gone.
+released. Or the prefill request has ended before its answer came, which may have been on its way: then it is released by the
+transfer id that the request carried, at every listener from which that engine has offered before, and a moment later, when the
+engine has surely heard that the connection is gone.
 """
 
 from __future__ import annotations

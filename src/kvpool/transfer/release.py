@@ -22,8 +22,8 @@ class Releaser:
         self._dead = RecentSet(256, DEAD_S)
 
     def release(self, offer: Offer, reason: str, pull: str = "", force: bool = False) -> bool:
-        """``pull``: one that has failed and reads no more; ``force``: nobody wants what is read of it. False where prefill could not
-        be told: it finds out by itself when its time is up."""
+        """``pull``: one that has failed and reads no more; ``force``: nobody wants what is read of it. False where prefill could
+        not be told: it finds out by itself when its time is up."""
         where = (offer.host, offer.port)
         if where in self._dead:
             return False

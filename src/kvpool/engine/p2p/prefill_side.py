@@ -113,7 +113,7 @@ class PrefillSide:
     # ---- transfers ----------------------------------------------------------------------------------------------------------
 
     def greet(self, request: Request) -> None:
-        """A request has come. Where there is a secret, only who knows it makes us keep KV: anybody may put params into a request."""
+        """A request has come. Anybody may put params into it: where there is a secret, only who knows it makes us keep KV."""
         self.sweep()
         params, secret = request.kv_transfer_params, self._setup.secret
         if secret.kind != "shared" or not params or not params.get("do_remote_decode") or verify_fields(secret.value, params):
@@ -122,8 +122,8 @@ class PrefillSide:
         self._stats.add(labelled("withheld_offers", reason="unsigned"))
         if (more := self._log.ask("unsigned")) is not None:
             logger.warning(
-                "kvpool: request %s asks us to keep its KV, but the signature of its kv_transfer_params is missing, wrong or too old: "
-                "it is only computed. With %s, send requests through a proxy that has the same%s",
+                "kvpool: request %s asks us to keep its KV, but the signature of its kv_transfer_params is missing, wrong or too "
+                "old: it is only computed. With %s, send requests through a proxy that has the same%s",
                 request.request_id,
                 VARIABLE,
                 more,
