@@ -16,6 +16,7 @@ from tests.engine.runner import Engine, EngineSpec, metric, tokens
 HOSTS = {"kv_producer": "10.213.77.1", "kv_consumer": "10.213.77.2"}
 HOLD_S = 20
 PULL_S = 8
+CALL_S = 70  # mooncake's call cannot be abandoned, and ends some 30 s after the last byte
 
 
 def ip(*words: str) -> None:
@@ -111,7 +112,7 @@ def test_a_link_that_is_cut(policy: str, pool_root: Path, start_engine: StartEng
         time.sleep(1.5)
         link.set("down")
         assert_by_policy(decode.receive(ticket, 90)[0], policy, expected[1])
-        print(f"cut in the middle: {time.monotonic() - began:.1f} s")
+        assert time.monotonic() - began < CALL_S + PULL_S, "a call that is under way ends by the library's own deadline"
 
         unreached = offer(prefill, prompts[2])
         began = time.monotonic()
