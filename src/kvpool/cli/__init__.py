@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.cli import config, examples, proxy, service, store, warmup
+from kvpool.cli import config, examples, proxy, service, size, store, warmup
 from kvpool.cli.conformance import conformance
+from kvpool.cli.doctor import doctor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A KV-cache pool for vLLM.")
 app.add_typer(config.app, name="config")
@@ -14,4 +15,6 @@ for command in (service.start, service.stop, service.status, conformance):
 app.add_typer(store.app, name="store")
 app.command("proxy", add_help_option=False, context_settings=proxy.CONTEXT)(proxy.proxy)
 app.command("examples", no_args_is_help=True)(examples.examples)
+app.command("size", no_args_is_help=True)(size.size)
 app.command("warmup", no_args_is_help=True)(warmup.warmup)
+app.command("doctor")(doctor)
