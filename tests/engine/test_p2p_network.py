@@ -1,4 +1,4 @@
-"""Prefill and decode in network namespaces of their own, joined by a link that is slow and then cut: two hosts, as far as TCP knows."""
+"""Prefill and decode in network namespaces of their own, joined by a link that is slow, then cut: two hosts, as TCP sees it."""
 
 from __future__ import annotations
 
