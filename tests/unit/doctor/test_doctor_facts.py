@@ -287,8 +287,8 @@ def test_addresses_of_this_host():
 
 def test_tools_end_at_their_deadline_with_their_children():
     began = time.monotonic()
-    ran = run_tool([sys.executable, "-c", "import os, time; print('x', flush=True); os.fork(); time.sleep(60)"], 1.0)
-    assert time.monotonic() - began < 10
+    ran = run_tool([sys.executable, "-c", "import os, time; print('x', flush=True); os.fork(); time.sleep(60)"], 5.0)
+    assert time.monotonic() - began < 20
     assert ran == Ran(None, "x\n")
     assert run_tool(["no-such-tool"]) is None
     assert run_tool([sys.executable, "-c", "import sys; print('no'); sys.exit(3)"]) == Ran(3, "no\n")
