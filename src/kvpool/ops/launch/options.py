@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
@@ -75,8 +75,7 @@ def default_backend(mode: Mode, device: str) -> BackendName:
 
 def check(options: LaunchOptions) -> None:
     """OptionError, in one line, for what must not start."""
-    if options.mode not in MODES:
-        raise OptionError("MODE", options.mode, f"accepted: {', '.join(MODES)}")
+    check_common(options.mode, options.engine_args)
     if options.device not in DEVICES:
         reason = f"accepted: {', '.join(DEVICES)}; for an NPU host take the files that --series a2, a3 or a5 prints"
         raise OptionError("--device", options.device, reason)
@@ -90,7 +89,17 @@ def check(options: LaunchOptions) -> None:
     if options.pool is not None and options.backend != "local":
         raise OptionError("--pool", options.pool, f"names a pool of the local store, but the store is {options.backend}")
     _check_ports(options)
-    _check_engine_args(options.engine_args)
+
+
+def check_common(mode: str, engine_args: tuple[str, ...]) -> None:
+    """What holds for files of production hosts too."""
+    if mode not in MODES:
+        raise OptionError("MODE", mode, f"accepted: {', '.join(MODES)}")
+    for word in engine_args:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag in OURS:
+            ours = OURS[flag]
+            raise OptionError(flag, word, f"is set by the launch: use {ours} before --" if ours else "is set by the launch")
 
 
 def _check_ports(options: LaunchOptions) -> None:
@@ -104,16 +113,3 @@ def _check_ports(options: LaunchOptions) -> None:
         if port in seen:
             raise OptionError(flag, port, f"is that of {seen[port]} already")
         seen[port] = flag
-
-
-def _check_engine_args(given: tuple[str, ...]) -> None:
-    for word in given:
-        flag = word.partition("=")[0].replace("_", "-")
-        if flag in OURS:
-            ours = OURS[flag]
-            raise OptionError(flag, word, f"is set by the launch: use {ours} before --" if ours else "is set by the launch")
-
-
-def backend_named(text: str) -> BackendName:
-    """For ``check`` to judge."""
-    return cast(BackendName, text)

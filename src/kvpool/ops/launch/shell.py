@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from kvpool.ops.launch.plan import Plan
 
-_PLAIN = re.compile(r"-{1,2}[A-Za-z][\w-]*")
+_PLAIN = re.compile(r"-{1,2}[A-Za-z][\w-]*(=.*)?")
 
 
 def exports(env: Mapping[str, str]) -> str:
