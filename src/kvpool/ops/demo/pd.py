@@ -23,7 +23,7 @@ from kvpool.ops.launch import LaunchOptions, Place, Plan, launched, make_plan, p
 
 MODEL = "smollm2"
 DAYS, BLOCK, MAX_TOKENS = 16, 32, 96
-READY_S, STORED_S = 300.0, 20.0
+READY_S, STORED_S = 600.0, 20.0
 WARM_UP = "Say hello to the harbour, to the sea and to everybody on the quay."
 QUESTIONS = (document.QUESTION + " Describe the tower and the work of the keeper.", "Thank you. How far is the light seen?")
 ENGINE = f"--dtype float32 --enforce-eager --max-model-len 4096 --max-num-batched-tokens 4096 --max-num-seqs 4 --block-size {BLOCK}"
