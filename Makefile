@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export KVPOOL_VENV := $(abspath $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup deps demo demo-ssd guide-tree check test test-full conformance bench clean
+.PHONY: help setup deps demo demo-ssd demo-pd guide-tree check test test-full conformance bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: setup ## a real model, twice: cold, then from the pool after a restart
 
 demo-ssd: setup ## the same with a disk tier: from the disk after the pool's memory was wiped
 	@$(BIN)/python examples/demo_ssd.py
+
+demo-pd: setup ## prefill, decode, pool and proxy: a conversation of two turns, compared with one plain engine
+	@$(BIN)/kvpool demo --pd
 
 guide-tree: ## the folder vllm-ascend/examples, so that the guide's proxy command runs as it is written
 	@scripts/guide_tree.sh $(DIR)

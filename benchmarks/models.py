@@ -35,7 +35,7 @@ class Model:
 
 
 def smollm() -> Model:
-    from examples.smollm import model_folder
+    from kvpool.ops.demo.smollm import model_folder
 
     return Model("smollm2", model_folder(), layers=30, kv_heads=3, head_dim=64, vocab=49152)
 

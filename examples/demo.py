@@ -18,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import document
 from rich.console import Console
 from rich.table import Table
-from smollm import model_folder
 
+from kvpool.ops.demo import document
+from kvpool.ops.demo.smollm import model_folder
 from kvpool.stores import make_local_store
 
 POOL = "demo"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from demo import end_when_told, run_engine, show
-from smollm import model_folder
 
+from kvpool.ops.demo.smollm import model_folder
 from kvpool.stores import DiskSettings, make_local_store
 from kvpool.stores.base import Store, TierStats
 

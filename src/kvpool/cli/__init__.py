@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.cli import config, examples, proxy, service, store, warmup
+from kvpool.cli import config, demo, examples, proxy, service, store, up, warmup
 from kvpool.cli.conformance import conformance
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A KV-cache pool for vLLM.")
@@ -13,5 +13,7 @@ for command in (service.start, service.stop, service.status, conformance):
     store.app.command()(command)
 app.add_typer(store.app, name="store")
 app.command("proxy", add_help_option=False, context_settings=proxy.CONTEXT)(proxy.proxy)
+app.command("up", no_args_is_help=True, context_settings=up.CONTEXT)(up.up)
+app.command("demo", no_args_is_help=True)(demo.demo)
 app.command("examples", no_args_is_help=True)(examples.examples)
 app.command("warmup", no_args_is_help=True)(warmup.warmup)

@@ -37,10 +37,16 @@ class Probe:
     def accelerator(self) -> Device | None:
         """The kind of accelerator whose device files are there; None says nothing, a container may not show them."""
         for prefix, device in (("davinci", "npu"), ("nvidia", "cuda")):
-            with suppress(OSError):
-                if any(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in os.listdir(self.root / "dev")):
-                    return device  # type: ignore[return-value]
+            if self.devices(prefix):
+                return device  # type: ignore[return-value]
         return None
+
+    def devices(self, prefix: str) -> list[int]:
+        """The numbers of the device files ``/dev/<prefix><number>``."""
+        with suppress(OSError):
+            names = os.listdir(self.root / "dev")
+            return [int(name[len(prefix) :]) for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit()]
+        return []
 
     def disk(self, path: str) -> Disk:
         """What is at a path that should be an empty block device."""

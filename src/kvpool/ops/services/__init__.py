@@ -13,10 +13,16 @@ BACKENDS = ("mooncake", "memcache", "yuanrong")
 
 
 def service(
-    backend: str, *, dram_bytes: int = 1 << 30, tenants: Mapping[str, str] | None = None, discovery: str = "metastore"
+    backend: str,
+    *,
+    dram_bytes: int = 1 << 30,
+    engine_dram_bytes: int = 0,
+    tenants: Mapping[str, str] | None = None,
+    discovery: str = "metastore",
 ) -> Service:
-    """The service of a store, which gives ``dram_bytes`` to the pool. ``tenants`` (name: quota) are Mooncake's, ``discovery`` is
-    Yuanrong's. ValueError for a name that is none, and for what another store has."""
+    """The service of a store, which gives ``dram_bytes`` to the pool; with 0 each engine rank gives ``engine_dram_bytes`` (not with
+    Yuanrong). ``tenants`` (name: quota) are Mooncake's, ``discovery`` is Yuanrong's. ValueError for a name that is none, and for
+    what another store has."""
     if backend not in BACKENDS:
         raise ValueError(f"there is no service for {backend!r} (accepted: {', '.join(BACKENDS)})")
     if tenants and backend != "mooncake":
@@ -26,11 +32,11 @@ def service(
     if backend == "mooncake":
         from kvpool.ops.services.mooncake import MooncakeService
 
-        return MooncakeService(dram_bytes=dram_bytes, tenants=tenants or {})
+        return MooncakeService(dram_bytes=dram_bytes, engine_dram_bytes=engine_dram_bytes, tenants=tenants or {})
     if backend == "memcache":
         from kvpool.ops.services.memcache import MemcacheService
 
-        return MemcacheService(dram_bytes=dram_bytes)
+        return MemcacheService(dram_bytes=dram_bytes, engine_dram_bytes=engine_dram_bytes)
     from kvpool.ops.services.yuanrong import Discovery, YuanrongService
 
     return YuanrongService(memory_mb=max(1, dram_bytes >> 20), discovery=cast(Discovery, discovery))  # which checks it

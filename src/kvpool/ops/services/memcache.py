@@ -47,7 +47,7 @@ class MemcacheService(Service):
             if self._dram:
                 processes.append(self._spawn_owner(folder))
                 wait_until((folder / READY).exists, processes, deadline_s)
-        except OSError:
+        except BaseException:
             stop_all(processes, 2.0)
             raise
         started = Started(self.backend, str(folder), processes, env, where._asdict(), self._notes())

@@ -1,7 +1,8 @@
-"""mmc-meta.conf and mmc-local.conf of a MemCache that kvpool starts."""
+"""mmc-meta.conf and mmc-local.conf of a MemCache that kvpool starts, or writes the files for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,25 +22,28 @@ def write_files(folder: Path, where: Addresses, protocol: str, owner_dram: int, 
     """Write the files of the MetaService, of engines, and (with ``owner_dram``) of the owner of the memory. Sizes in bytes. The
     variables that name them."""
     meta, local = folder / "mmc-meta.conf", folder / "mmc-local.conf"
-    _write(meta, _meta(where, folder))
-    _write(local, _local(where, protocol, engine_dram, max(owner_dram, engine_dram)))
+    log = {"ock.mmc.log_path": str(folder)}  # it makes logs/ there; the default lies under /var/log, which few users may write
+    meta.write_text(text_of({**meta_values(where), **log}))
+    local.write_text(text_of(local_values(where, protocol, engine_dram, max(owner_dram, engine_dram))))
     if owner_dram:
-        _write(folder / "mmc-local-standalone.conf", _local(where, protocol, owner_dram, owner_dram))
+        values = local_values(where, protocol, owner_dram, owner_dram)
+        (folder / "mmc-local-standalone.conf").write_text(text_of(values))
     return {"MMC_META_CONFIG_PATH": str(meta), "MMC_LOCAL_CONFIG_PATH": str(local)}
 
 
-def _meta(where: Addresses, folder: Path) -> dict[str, str]:
+def meta_values(where: Addresses) -> dict[str, str]:
+    """mmc-meta.conf."""
     return {
         "ock.mmc.meta_service_url": f"tcp://{where.meta}",
         "ock.mmc.meta_service.config_store_url": f"tcp://{where.config_store}",
         "ock.mmc.meta_service.metrics_url": f"http://{where.metrics}",
         "ock.mmc.meta_service.lru_type": "lru",  # the default evicts by shards of keys, so that new objects go before old ones
         "ock.mmc.log_level": "error",
-        "ock.mmc.log_path": str(folder),  # it makes logs/ there; the default lies under /var/log, which few users may write
     }
 
 
-def _local(where: Addresses, protocol: str, dram: int, largest: int) -> dict[str, str]:
+def local_values(where: Addresses, protocol: str, dram: int, largest: int) -> dict[str, str]:
+    """mmc-local.conf of a process that gives ``dram`` bytes; ``largest`` is what any process gives."""
     return {
         "ock.mmc.meta_service_url": f"tcp://{where.meta}",
         f"{LOCAL}.config_store_url": f"tcp://{where.config_store}",
@@ -52,12 +56,12 @@ def _local(where: Addresses, protocol: str, dram: int, largest: int) -> dict[str
     }
 
 
+def text_of(values: Mapping[str, str]) -> str:
+    return "".join(f"{key} = {value}\n" for key, value in values.items())
+
+
 def _size(nbytes: int) -> str:
     """In the units that the guides use."""
     if nbytes % (1 << 30) == 0:
         return f"{nbytes >> 30}GB"
     return f"{-(-nbytes >> 20)}MB"
-
-
-def _write(path: Path, values: dict[str, str]) -> None:
-    path.write_text("".join(f"{key} = {value}\n" for key, value in values.items()))

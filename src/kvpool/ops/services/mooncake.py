@@ -41,10 +41,12 @@ class MasterOptions:
 
 @dataclass(slots=True)
 class MooncakeService(Service):
-    """``dram_bytes`` is what the owner gives, ``ssd`` a directory for its disk tier; ``tenants`` maps names to quotas ("200GB") and
-    switches strict mode on, in which clients of this service use the first of them."""
+    """``dram_bytes`` is what the owner gives, ``ssd`` a directory for its disk tier; with 0 there is no owner, and each engine rank
+    gives ``engine_dram_bytes``. ``tenants`` maps names to quotas ("200GB") and switches strict mode on, in which clients of this
+    service use the first of them."""
 
     dram_bytes: int = 1 << 30
+    engine_dram_bytes: int = 0
     tenants: Mapping[str, str] = field(default_factory=dict)
     ssd: Path | None = None
     master: MasterOptions = field(default_factory=MasterOptions)
@@ -63,9 +65,10 @@ class MooncakeService(Service):
         try:
             running.append(processes.spawn("master", self.master_command(folder, port, metrics), folder, self._environment()))
             processes.wait_until(lambda: processes.listens(HOST, port), running, end - time.monotonic())
-            running.append(processes.spawn("owner", self.owner_command(folder), folder, self._environment()))
-            processes.wait_until((folder / READY).exists, running, end - time.monotonic())
-        except OSError:
+            if self.dram_bytes:
+                running.append(processes.spawn("owner", self.owner_command(folder), folder, self._environment()))
+                processes.wait_until((folder / READY).exists, running, end - time.monotonic())
+        except BaseException:
             processes.stop_all(running, _STOP_S)
             raise
         started = Started(
@@ -162,10 +165,12 @@ class MooncakeService(Service):
         if self.ssd is not None:
             owner |= {"enable_ssd_offload": True, "ssd_offload_path": str(self.ssd)}
         (folder / OWNER_CONFIG).write_text(json.dumps(owner, indent=2))
-        (folder / CONFIG).write_text(json.dumps({**shared, "global_segment_size": 0}, indent=2))
+        given = 0 if self.dram_bytes else self.engine_dram_bytes
+        (folder / CONFIG).write_text(json.dumps({**shared, "global_segment_size": given}, indent=2))
 
     def _notes(self) -> list[str]:
-        notes = ["the owner's data port listens on all interfaces without authentication: use it on a private host only"]
+        who = "the owner's data port listens" if self.dram_bytes else "the data ports of engines listen"
+        notes = [f"{who} on all interfaces without authentication: use it on a private host only"]
         if self.tenants:
             notes.append(f"strict tenants: {', '.join(self.tenants)}; {CONFIG} uses the first")
         return notes

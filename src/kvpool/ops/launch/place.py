@@ -1,0 +1,87 @@
+"""The place of a launch on this host: free ports, folders that go with it, CPUs, devices, and a secret."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from kvpool.ops.launch.options import LaunchOptions
+from kvpool.ops.launch.plan import HERE, Place
+from kvpool.options.errors import OptionError
+from kvpool.options.probe import HOST, Probe
+
+PREFIX = "kvpool-up-"
+
+
+@contextmanager
+def own_place(options: LaunchOptions) -> Iterator[Place]:
+    """Folders are there until the end of the block. OptionError for a port that is taken or devices that are missing."""
+    ports, devices = choose_ports(options), choose_devices(options)
+    with ExitStack() as stack:
+        folder = _folder(stack, None)
+        memory = Path("/dev/shm")
+        shared = _folder(stack, str(memory)) if memory.is_dir() and os.access(memory, os.W_OK) else folder
+        secret = os.environ.get("KVPOOL_SECRET") or secrets.token_hex(16)
+        yield Place(folder, shared, ports, secret, sys.executable, _cpus(), devices)
+
+
+def shown_place(options: LaunchOptions) -> Place:
+    """The same with words in place of folders and secret, which only a launch makes."""
+    return Place("FOLDER", "SHARED", choose_ports(options), "SECRET", sys.executable, _cpus(), choose_devices(options))
+
+
+def choose_ports(options: LaunchOptions) -> dict[str, int]:
+    """Ports that were given, found free, and free ones for the others. All are held until the last is known."""
+    chosen: dict[str, int] = {}
+    with ExitStack() as held:
+        wanted = sorted(options.port_flags.items(), key=lambda item: item[1] is None)  # given ones first
+        for flag, port in wanted:
+            host = options.host if flag == "--port" else HERE
+            chosen[flag] = _hold(held, host, port, flag)
+    return chosen
+
+
+def _hold(held: ExitStack, host: str, port: int | None, flag: str) -> int:
+    try:
+        address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise OptionError("--host", host, f"cannot be resolved: {error.strerror}") from None
+    probe = held.enter_context(socket.socket(address[0], socket.SOCK_STREAM))
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a launch before has used can be used again at once
+        probe.bind(address[4])
+        probe.listen(1)
+    except OSError as error:
+        if port is None:
+            raise OptionError("--host", host, f"cannot be listened on: {error.strerror}") from None
+        raise OptionError(flag, port, f"cannot be listened on ({error.strerror}): choose another, or none") from None
+    return int(probe.getsockname()[1])
+
+
+def choose_devices(options: LaunchOptions, probe: Probe = HOST) -> tuple[int, ...]:
+    """The GPUs of this host; none on CPUs. OptionError where there are too few."""
+    if options.device != "cuda":
+        return ()
+    found = tuple(sorted(probe.devices("nvidia")))
+    needed = len(options.engines) * options.tp
+    if len(found) < needed:
+        reason = f"{len(options.engines)} engines need {needed} GPUs, and this host shows {len(found)}"
+        raise OptionError("--tensor-parallel-size", options.tp, reason)
+    return found
+
+
+def _cpus() -> tuple[int, ...]:
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def _folder(stack: ExitStack, parent: str | None) -> str:
+    made = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+    stack.callback(shutil.rmtree, made, ignore_errors=True)
+    return made

@@ -1,0 +1,169 @@
+"""A plan as processes: start them, wait until they answer, watch them, stop them all."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import kvpool
+from kvpool.ops.launch import descendants
+from kvpool.ops.launch.plan import Place, Plan, Process
+from kvpool.ops.launch.signals import Signals
+from kvpool.ops.services import Running, Service, service
+from kvpool.ops.services.processes import alive, spawn, stop_all
+
+LOOK_S, PROGRESS_S, ANSWER_S = 0.25, 10.0, 2.0
+SERVICE_S, STOP_S, GRACE_S, KILL_S = 90.0, 20.0, 3.0, 5.0
+TAIL_LINES = 12
+WIN_OVER_FILES = (  # variables that would lead engines to another store than the launch's
+    "MOONCAKE_CONFIG_PATH",
+    "MOONCAKE_MASTER",
+    "MOONCAKE_GLOBAL_SEGMENT_SIZE",
+    "MMC_LOCAL_CONFIG_PATH",
+    "MMC_META_CONFIG_PATH",
+    "YR_CONFIG_PATH",
+    "DS_WORKER_ADDR",
+)
+
+
+class Launch:
+    """Use as a context manager: leaving it ends every process that it has started, and what those have started, and removes the
+    shared memory that they leave. ``say`` gets progress, line by line."""
+
+    def __init__(self, plan: Plan, place: Place, signals: Signals, say: Callable[[str], None], logs: Path | None = None) -> None:
+        self._plan, self._signals, self._say = plan, signals, say
+        self._folder = Path(place.folder)
+        self._logs = logs or self._folder
+        self._service: Service | None = None
+        self._running: list[tuple[Process, Running]] = []
+        self._adopting = descendants.adopting()
+        self._others: set[descendants.Descendant] = set()
+
+    def __enter__(self) -> Launch:
+        self._others = self._adopting.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._signals.ignore()
+        try:
+            self._stop()
+        finally:
+            self._adopting.__exit__(None, None, None)
+
+    def start(self, deadline_s: float) -> None:
+        """Start everything and wait until all answer. OSError, with the last lines of a log, where that fails or takes longer."""
+        env = self._start_service() if self._plan.service is not None else {}
+        for process in self._plan.processes:
+            self._spawn(process, env)
+        self._wait(deadline_s)
+
+    def watch(self) -> None:
+        """Until a process ends by itself: OSError with its last lines. (A signal ends it as well.)"""
+        while True:
+            self._refuse_dead("ended")
+            time.sleep(LOOK_S)
+
+    def _start_service(self) -> Mapping[str, str]:
+        wanted = self._plan.service
+        assert wanted is not None
+        self._say(f"pool service {wanted.backend}: starting")
+        made = service(wanted.backend, dram_bytes=wanted.owner_dram, engine_dram_bytes=wanted.engine_dram)
+        folder = self._folder / "service"
+        started = made.start(folder, SERVICE_S)  # ends what it has started when it is interrupted
+        self._service = made
+        for name, address in started.addresses.items():
+            self._say(f"pool service {wanted.backend}: {name} at {address}")
+        for note in started.notes:
+            self._say(f"note: {note}")
+        return started.env
+
+    def _spawn(self, process: Process, env: Mapping[str, str]) -> None:
+        source = str(Path(kvpool.__file__).resolve().parents[1])
+        paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        inherited = {name: value for name, value in os.environ.items() if name not in WIN_OVER_FILES}
+        whole = {
+            **inherited,
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths),
+            "PYTHONUNBUFFERED": "1",
+            **env,
+            **process.env,
+        }
+        with self._signals.held():
+            running = spawn(process.name, process.command, self._logs, whole)
+            self._running.append((process, running))
+        where = ", ".join(f"{flag} {port}" for flag, port in process.ports.items())
+        self._say(f"{process.name}: starting ({where}; log: {running.log})")
+
+    def _wait(self, deadline_s: float) -> None:
+        began = told = time.monotonic()
+        waiting = list(self._running)
+        while waiting:
+            self._refuse_dead("ended before it was ready")
+            for process, running in list(waiting):
+                if answers(process.ready):
+                    waiting.remove((process, running))
+                    self._say(f"{process.name}: ready after {time.monotonic() - began:.0f} s")
+            now = time.monotonic()
+            if waiting and now - began > deadline_s:
+                shown = "\n".join(f"--- end of {running.log}\n{tail(running)}" for _, running in waiting)
+                raise OSError(f"{_names(waiting)}: no answer within {deadline_s:g} s\n{shown}")
+            if waiting and now - told > PROGRESS_S:
+                told = now
+                self._say(f"waiting for {_names(waiting)} ({now - began:.0f} s of {deadline_s:g})")
+            time.sleep(LOOK_S)
+
+    def _refuse_dead(self, words: str) -> None:
+        for process, running in self._running:
+            if not alive(running):
+                raise OSError(f"{process.name} {words}; the end of its log ({running.log}):\n{tail(running)}")
+
+    def _stop(self) -> None:
+        ours = descendants.descendants() - self._others
+        if ours:
+            self._say("stopping")
+        segments = descendants.shared_segments(ours)
+        killed = stop_all([running for _, running in self._running], STOP_S)
+        if self._service is not None:
+            killed += self._service.stop(self._folder / "service", STOP_S)
+        late = descendants.end_all(self._others, GRACE_S, KILL_S)
+        for path in segments:
+            with suppress(OSError):
+                path.unlink()
+        if killed or late:
+            self._say(f"had to be killed: {', '.join(killed) or f'{late} processes that others had started'}")
+        if left := descendants.descendants() - self._others:
+            self._say(f"still there: {', '.join(str(pid) for pid, _ in left)}")
+        elif ours:
+            self._say("stopped")
+
+
+def answers(url: str) -> bool:
+    """Whether GET answers 200 within two seconds. (Proxies of the environment are not asked.)"""
+    parts = urllib.parse.urlsplit(url)
+    link = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_S)
+    try:
+        link.request("GET", parts.path)
+        return link.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        link.close()
+
+
+def tail(running: Running) -> str:
+    """The last lines of a log."""
+    try:
+        lines = Path(running.log).read_text(errors="replace").rstrip().splitlines()
+    except OSError:
+        lines = []
+    return "\n".join(line[:500] for line in lines[-TAIL_LINES:]) or "(no output)"
+
+
+def _names(waiting: list[tuple[Process, Running]]) -> str:
+    return ", ".join(process.name for process, _ in waiting)
