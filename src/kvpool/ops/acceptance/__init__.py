@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kvpool.ops.acceptance.options import AcceptanceOptions, check
 from kvpool.ops.acceptance.report import PARTS, Report
-from kvpool.ops.acceptance.run import run
+from kvpool.ops.acceptance.sequence import run
 
 __all__ = ["PARTS", "AcceptanceOptions", "Report", "check", "run"]

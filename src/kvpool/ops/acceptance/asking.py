@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from kvpool.ops.acceptance.book import Wrong
+from kvpool.ops.acceptance.book import Unseen, Wrong
 from kvpool.ops.acceptance.client import HIT_TOKENS, Answer, Client
 from kvpool.ops.acceptance.expected import Expected
 
@@ -40,7 +40,7 @@ class Asking:
             best = max(best, self.client.count_until(HIT_TOKENS, before + wanted) - before)
             if best >= wanted > 0:
                 return f"{best} of {len(prompt)} tokens from the pool"
-        raise Wrong(f"the answer is right, but the pool supplied {best} tokens where it has {wanted}")
+        raise Unseen(f"the answer is right, but the pool supplied {best} tokens where it has {wanted}")
 
     def no_hit(self, name: str, salt: str) -> str:
         """Right, and computed: neither the engine nor the pool has anything under this salt."""

@@ -15,6 +15,10 @@ class Wrong(Exception):
     """Something is not as it must be; the text says what, without anything of prompts or this machine."""
 
 
+class Unseen(Wrong):
+    """What must happen did not within the time that there was."""
+
+
 class NotRun(Exception):
     """The check cannot be run here; the text says why. ``needed``: see ``Check``."""
 
@@ -76,12 +80,12 @@ class Book:
             reason = task.run()
         except NotRun as error:
             status, reason, needed = "not run", str(error), error.needed
-        except Wrong as error:
-            status, reason = "failed", str(error)
         except Exception as error:  # noqa: BLE001 - what a check stumbles over is a failed check, and the others go on
-            status, reason = "failed", f"{type(error).__name__}: {error}"
-        if status == "failed" and self.left() == 0:
-            status, reason = "not run", f"{OUT_OF_TIME} in the middle of it"
+            status, reason = "failed", str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError | Unseen) and self.left() == 0:  # its deadline was cut short
+                status, reason = "not run", f"{OUT_OF_TIME} in the middle of it"
+        if "\n" in reason:
+            self._say(reason)
         self._enter(Check(part, task.name, status, time.monotonic() - began, clean(reason), needed))
         return status == "passed"
 

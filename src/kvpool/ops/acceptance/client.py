@@ -16,6 +16,7 @@ from kvpool.ops.demo.chat import counted
 
 ANSWER_S, METRICS_S, EMPTY_S, SETTLE_S = 60.0, 10.0, 40.0, 5.0
 MAX_TOKENS = 16
+NUDGE = list(range(100, 108))
 HIT_TOKENS = "kvpool:hit_tokens_total"
 _BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{.*?\bblock_size="(\d+)"', re.MULTILINE)
 
@@ -65,16 +66,21 @@ class Client:
         while not self._call("POST", "/reset_prefix_cache", METRICS_S)["success"]:
             if time.monotonic() > end:
                 raise Silent(f"blocks were still in use after {EMPTY_S:g} s")
+            self.nudge()
             time.sleep(0.1)
+
+    def nudge(self) -> None:
+        """A request of less than a block: an idle engine makes no step, and hears only in a step of what has ended late."""
+        self.ask(NUDGE, max_tokens=1)
 
     def count(self, name: str, **labels: str) -> int:
         """The sum of a counter's samples that carry all of ``labels``."""
         return counted(self.url, name, **labels)
 
-    def count_until(self, name: str, wanted: int, wait_s: float = SETTLE_S, **labels: str) -> int:
+    def count_until(self, name: str, wanted: int, wait_s: float | None = None) -> int:
         """What it counts, once that is ``wanted`` or the time is over: the engine reports after it has answered."""
-        end = time.monotonic() + self._left(wait_s)
-        while (seen := self.count(name, **labels)) < wanted and time.monotonic() < end:
+        end = time.monotonic() + self._left(SETTLE_S if wait_s is None else wait_s)
+        while (seen := self.count(name)) < wanted and time.monotonic() < end:
             time.sleep(0.1)
         return seen
 

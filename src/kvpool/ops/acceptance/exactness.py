@@ -45,8 +45,10 @@ def _cold(asking: Asking) -> str:
 
 
 def _again(asking: Asking) -> str:
-    asking.right("first")
-    return "same tokens"
+    kept, wanted = asking.right("first").cached, asking.expected.kept["first"]
+    if kept is not None and kept < wanted:
+        raise Wrong(f"the answer is right, but the engine had {kept} tokens of the prompt; without the pool it has {wanted}")
+    return f"same tokens; the engine had {kept} of the prompt"
 
 
 def _begins_alike(asking: Asking) -> str:

@@ -34,10 +34,11 @@ def _tokens(name: str, count: int) -> list[int]:
 
 class Expected:
     """Right answers. A prompt has up to two: as computed at once, and as computed behind what the engine had kept of it. They are
-    equal where arithmetic does not depend on how a prompt is split."""
+    equal where arithmetic does not depend on how a prompt is split. ``kept``: tokens of a prompt that this engine had when it was
+    asked again."""
 
-    def __init__(self, right: Mapping[str, Collection[tuple[int, ...]]]) -> None:
-        self._right = right
+    def __init__(self, right: Mapping[str, Collection[tuple[int, ...]]], kept: Mapping[str, int]) -> None:
+        self._right, self.kept = right, kept
         self.prompts = prompts()
 
     @property
@@ -58,11 +59,12 @@ class Expected:
 
 def ask_reference(client: Client) -> Expected:
     """Ask everything twice. ``Wrong`` where answers are so alike that comparing them would prove nothing."""
-    right = {name: tuple(client.ask(prompt).token_ids for _ in range(2)) for name, prompt in prompts().items()}
-    kinds = {answers[0] for answers in right.values()}
+    answers = {name: (client.ask(prompt), client.ask(prompt)) for name, prompt in prompts().items()}
+    right = {name: (cold.token_ids, again.token_ids) for name, (cold, again) in answers.items()}
+    kinds = {cold for cold, _ in right.values()}
     if len(kinds) * 2 < len(right):
         raise Wrong(f"the model gives {len(kinds)} different answers to {len(right)} prompts: comparing them would prove nothing")
-    return Expected(right)
+    return Expected(right, {name: again.cached or 0 for name, (_, again) in answers.items()})
 
 
 def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from kvpool.ops.acceptance.asking import Asking
-from kvpool.ops.acceptance.book import Task, Wrong
+from kvpool.ops.acceptance.book import Task, Unseen, Wrong
 from kvpool.ops.acceptance.client import Client
 from kvpool.ops.acceptance.engines import POOL, Engine, Engines
 from kvpool.ops.acceptance.expected import ANEW, KILLED, flood
@@ -173,7 +173,7 @@ def saving(client: Client) -> Iterator[None]:
         thread.start()
     try:
         if client.count_until(SAVED, before + 1, SAVING_S) <= before:
-            raise Wrong("the engine stores nothing of what it computes")
+            raise Unseen("the engine stores nothing of what it computes")
         yield
     finally:
         over.set()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from kvpool.ops.acceptance.report import PARTS
+from kvpool.ops.launch import options as launch
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
 
@@ -48,3 +49,4 @@ def check(options: AcceptanceOptions) -> None:
             raise OptionError("--only", part, f"accepted: {', '.join(PARTS)}")
     if options.model is not None and not (Path(options.model) / "config.json").is_file():
         raise OptionError("--model", options.model, "expected a folder with config.json")
+    launch.check(launch.LaunchOptions("mixed", options.model or "", engine_args=options.engine_args))

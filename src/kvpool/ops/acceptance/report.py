@@ -72,8 +72,9 @@ class Report:
 
 
 def clean(text: str) -> str:
-    """One line that says nothing of this machine: addresses, host name and absolute paths are replaced."""
-    line = " ".join(text.split())
+    """Its first line, which says nothing of this machine: addresses, host name and absolute paths are replaced. (Further lines are
+    the end of some log.)"""
+    line = " ".join(text.strip().partition("\n")[0].split()).rstrip(":")
     line = _PATH.sub("<path>", _ADDRESS.sub("<address>", line))
     host = socket.gethostname()
     if len(host) > 2:

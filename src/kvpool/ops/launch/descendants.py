@@ -68,6 +68,20 @@ def end_all(but: set[Descendant], grace_s: float, kill_s: float) -> int:
     return len(killed)
 
 
+def kill_session(leader: int, timeout_s: float) -> None:
+    """SIGKILL to a child's whole process group, and wait until none of it is left. Within ``adopting`` orphans are reaped here."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        try:
+            os.killpg(leader, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        with suppress(ChildProcessError):
+            while os.waitpid(-leader, os.WNOHANG)[0]:
+                pass
+        time.sleep(_TICK_S)
+
+
 def _until_gone(but: set[Descendant], timeout_s: float) -> None:
     end = time.monotonic() + timeout_s
     while (left := descendants() - but) and time.monotonic() < end:

@@ -15,7 +15,7 @@ from kvpool.ops.acceptance.engines import Engine, Engines
 from kvpool.ops.acceptance.expected import FAULTY, Expected, ask_reference
 from kvpool.ops.acceptance.facts import gather, model_name
 from kvpool.ops.acceptance.options import AcceptanceOptions
-from kvpool.ops.acceptance.report import Report, clean
+from kvpool.ops.acceptance.report import Report
 from kvpool.ops.launch import LaunchOptions, Place, Plan, launched
 from kvpool.ops.launch.plan import PoolService
 
@@ -69,12 +69,11 @@ def _with_engines(book: Book, options: AcceptanceOptions, model: str, folder: Pa
             expected = _reference(engines, report)
             _parts(book, engines, expected)
     except (OSError, ValueError, Wrong) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if wanted:
             say(str(error))
         for part in WITH_ENGINES:
             if not any(check.part == part for check in book.checks):
-                book.skip(part, "everything", clean(reason), needed=wanted and book.wants(part))
+                book.skip(part, "everything", str(error), needed=wanted and book.wants(part))
 
 
 def _reference(engines: Engines, report: Report) -> Expected:
