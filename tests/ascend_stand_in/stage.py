@@ -43,17 +43,29 @@ class Stage:
         return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", f"--wdns={ROOT}", "env", *variables]
 
     def start(
-        self, command: Sequence[str], *, extra_env: dict[str, str] | None = None, log: str | None = None
+        self,
+        command: Sequence[str],
+        *,
+        extra_env: dict[str, str] | None = None,
+        log: str | None = None,
+        outside: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """A process that reads from its stdin and writes to a pipe, or to ``folder/log``."""
-        inside = ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", f"--wdns={self.folder}", *command]
+        """A process that reads from its stdin and writes to a pipe, or to ``folder/log``. ``outside`` comes before all of it."""
+        inside = [*outside, "nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", f"--wdns={self.folder}", *command]
         env = {**environment(build()), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **(extra_env or {})}
         out = subprocess.PIPE if log is None else (self.folder / log).open("a")
         return subprocess.Popen(inside, env=env, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True)
 
-    def python(self, module: str, *arguments: str, timeout_s: float, extra_env: dict[str, str] | None = None) -> str:
+    def python(
+        self,
+        module: str,
+        *arguments: str,
+        timeout_s: float,
+        extra_env: dict[str, str] | None = None,
+        outside: Sequence[str] = (),
+    ) -> str:
         """What ``python -m module`` prints; AssertionError where it fails or takes too long."""
-        process = self.start([sys.executable, "-m", module, *arguments], extra_env=extra_env)
+        process = self.start([sys.executable, "-m", module, *arguments], extra_env=extra_env, outside=outside)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

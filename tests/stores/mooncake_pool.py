@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvpool.ops.services import processes
-from kvpool.ops.services.mooncake import HOST, MasterOptions, MooncakeService
+from kvpool.ops.services.mooncake import MasterOptions, MooncakeService
 from kvpool.options.deployment import UNKNOWN
 from kvpool.options.mooncake_json import MooncakeOptions, read_mooncake
 from kvpool.stores.base import Batch, Result, Status
@@ -69,7 +69,7 @@ class MooncakePool:
         self.started = replace(self.started, processes=sorted([*kept, fresh], key=lambda process: process.name != "master"))
         processes.save(self.started)
         if name == "master":
-            processes.wait_until(lambda: processes.listens(HOST, port), [fresh], 20)
+            processes.wait_until(lambda: processes.listens(self.service.host, port), [fresh], 20)
         else:
             processes.wait_until(ready.exists, [fresh], 30)
 

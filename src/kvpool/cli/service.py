@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvpool.ops.services import BACKENDS, Service, Started, default_folder, service
+from kvpool.ops.services.base import LOOPBACK
 from kvpool.options.scalars import read_size
 
 START_S, STOP_S = 90.0, 20.0
@@ -24,12 +25,14 @@ def start(
     dram: Annotated[str, typer.Option(help="Memory that the service gives to the pool.")] = "1GB",
     tenant: Annotated[list[str] | None, typer.Option(help="mooncake: strict tenants, as NAME=QUOTA; repeatable.")] = None,
     discovery: Annotated[str, typer.Option(help="yuanrong: metastore, etcd or coordinator.")] = "metastore",
+    host: Annotated[str, typer.Option(help="The address on which it listens, without authentication.")] = LOOPBACK,
     timeout: Annotated[float, typer.Option(help="Seconds until it must answer.")] = START_S,
     as_json: Json = False,
 ) -> None:
-    """Start a store's service on this host: loopback, free ports, no disk. It outlives this command and the engines."""
+    """Start a store's service on this host: on loopback, unless told otherwise, free ports, no disk. It outlives this command and
+    the engines."""
     try:
-        made = _service(backend, dram, tenant or [], discovery)
+        made = _service(backend, dram, tenant or [], discovery, host)
         started = made.start(folder or default_folder(backend), timeout)
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -42,13 +45,13 @@ def start(
         _tell(started)
 
 
-def _service(backend: str, dram: str, tenants: list[str], discovery: str) -> Service:
+def _service(backend: str, dram: str, tenants: list[str], discovery: str, host: str) -> Service:
     """ValueError where an option is wrong, or is another store's."""
     try:
         nbytes = read_size(dram)
     except ValueError:
         raise ValueError(f"--dram {dram!r}: expected a size such as 1GB") from None
-    return service(backend, dram_bytes=nbytes, tenants=dict(_quota(text) for text in tenants), discovery=discovery)
+    return service(backend, dram_bytes=nbytes, tenants=dict(_quota(text) for text in tenants), discovery=discovery, host=host)
 
 
 def _quota(text: str) -> tuple[str, str]:

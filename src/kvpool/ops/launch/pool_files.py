@@ -26,8 +26,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class PoolOnHost:
-    """``service_host`` is where master, MetaService or metastore is; ``dram``: bytes that each host gives; ``ranks``: engine ranks of
-    a host; ``separated``: an owner gives the memory, not the ranks."""
+    """``service_host`` is where master, MetaService or metastore is. ``dram``: bytes that each host gives; ``ranks``: engine ranks
+    of a host; ``separated``: an owner gives the memory, not the ranks."""
 
     backend: str
     series: Series
@@ -140,9 +140,8 @@ class PoolOnHost:
         body += " \\\n    ".join(lines) + "\n"
         body += f'sed "s/HOST_IP/$HOST_IP/" {FOLDER}/yuanrong.json.in > {FOLDER}/yuanrong.json\n'
         client = {"worker_addr": f"HOST_IP:{WORKER}", "connect_timeout_ms": 9000, "request_timeout_ms": 1000}
-        words = (
-            f"A worker: on every host, first on {self.service_host}, where it has the metastore. Writes this host's yuanrong.json."
-        )
+        first = f"first on {self.service_host}, which has the metastore"
+        words = f"A worker: on every host, {first}. Writes yuanrong.json of this host."
         return [File("yuanrong.json.in", _json(client)), File("run_worker.sh", script(words, body))]
 
 

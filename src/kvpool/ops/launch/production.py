@@ -6,7 +6,6 @@ What is different from the samples, and why: docs/up.md.
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,8 +87,7 @@ def _engine(chosen: Production, side: str) -> File:
     body += exports(env)
     package = {"mooncake": "mooncake", "memcache": "memcache_hybrid"}.get(chosen.backend)
     if package and series.npu:
-        sub = "lib" if chosen.backend == "memcache" else ""
-        body += _library_path(package, sub)
+        body += _library_path(package)
     if chosen.mode == "pd":
         body += ': "${KVPOOL_SECRET:?set it, and export it: one secret of 16 characters or more on prefill, decode and proxy}"\n'
     body += f'mkdir -p {LOGS}/{side}\nlog={LOGS}/{side}/$(date +%Y%m%d-%H%M%S).log\necho "log: $log"\n\n'
@@ -98,25 +96,15 @@ def _engine(chosen: Production, side: str) -> File:
     return File(f"run_{side}.sh", script(f"{side.capitalize()}: {where}.", body))
 
 
-def _library_path(package: str, sub: str) -> str:
+def _library_path(package: str) -> str:
     """Where the package lies is asked, not guessed: it depends on the Python."""
-    code = f"import importlib.util, os; print(os.path.join(importlib.util.find_spec({package!r}).submodule_search_locations[0], {sub!r}))"
-    return f'lib=$(python -c {shlex.quote(code)})\nexport LD_LIBRARY_PATH="$lib:$LD_LIBRARY_PATH"\n'
+    found = f"import importlib.util; print(importlib.util.find_spec('{package}').submodule_search_locations[0])"
+    return f'package=$(python -c "{found}")\nexport LD_LIBRARY_PATH="$package:$package/lib:$LD_LIBRARY_PATH"\n'
 
 
 def _engine_command(chosen: Production, side: str, port: int) -> list[str]:
-    command = [
-        "python",
-        "-m",
-        SERVER,
-        "--model",
-        chosen.model,
-        "--served-model-name",
-        chosen.name,
-        "--host",
-        _where(chosen, side)[0],
-    ]
-    command += ["--port", str(port), "--tensor-parallel-size", str(chosen.tp)]
+    command = ["python", "-m", SERVER, "--model", chosen.model, "--served-model-name", chosen.name]
+    command += ["--host", _where(chosen, side)[0], "--port", str(port), "--tensor-parallel-size", str(chosen.tp)]
     command += ["--max-num-seqs", "20", "--max-model-len", "32768", "--max-num-batched-tokens", "16384"]
     if chosen.series.npu:
         command.append("--enforce-eager")
@@ -153,15 +141,8 @@ def _requests(chosen: Production) -> File:
     """The port that is served, the name that is served, and the option that this endpoint knows."""
     host, port = chosen.requests_to
     question = {"model": chosen.name, "prompt": "The three largest lakes of Europe are", "max_tokens": 64, "temperature": 0.0}
-    command = [
-        "curl",
-        "-sS",
-        f"http://{host}:{port}/v1/completions",
-        "-H",
-        "Content-Type: application/json",
-        "-d",
-        json.dumps(question),
-    ]
+    command = ["curl", f"http://{host}:{port}/v1/completions", "-sS", "-H", "Content-Type: application/json"]
+    command += ["-d", json.dumps(question)]
     return File("ask.sh", script("A request.", command_lines(command)))
 
 
@@ -191,10 +172,8 @@ def _order(chosen: Production, files: list[File]) -> str:
     scripts += [name for name in names if name.startswith("run_") and name not in scripts]
     configs = [name for name in names if not name.endswith(".sh")]
     host, port = chosen.requests_to
-    lines = [
-        f"{chosen.mode} on {chosen.series.name}{' over ' + chosen.series.link if chosen.series.link else ''}, store {chosen.backend}"
-    ]
-    lines.append("")
+    over = f" over {chosen.series.link}" if chosen.series.link else ""
+    lines = [f"{chosen.mode} on {chosen.series.name}{over}, store {chosen.backend}", ""]
     if configs:
         lines.append(f"Copy to {FOLDER} on every host: {', '.join(configs)}.")
     lines.append(f"Start in this order: {', '.join(scripts)}.")
@@ -209,18 +188,16 @@ def _notes(chosen: Production) -> list[str]:
         notes.append("Not run by us on this series. See docs/up.md for what was run.")
     if chosen.series.npu:
         notes.append("Beside vllm_ascend its connectors of these names are used, unless KVPOOL_TAKEOVER=1 is set.")
+        if chosen.mode == "pd":
+            notes.append("The guides have consumer_is_to_put for MLA models only: with vllm_ascend, remove it for others.")
     if "192.0.2." in "".join((chosen.service_host, chosen.prefill_host, chosen.decode_host)):
         notes.append("192.0.2.x are no real addresses: give --service-host, --prefill-host and --decode-host.")
     if chosen.mode == "separated" and chosen.backend == "memcache" and chosen.series.link != "hccs":
         notes.append("The guides have the separated deployment of MemCache for A3 over HCCS only.")
     if chosen.backend == "memcache" and chosen.series.memcache_protocol == "host_shm":
-        notes.append(
-            "host_shm works within one host; for several set host_tcp or host_rdma in the conf files (docs/stores/memcache.md)."
-        )
+        notes.append("host_shm works within one host; for several set host_tcp or host_rdma in the conf files.")
     if chosen.backend == "mooncake":
-        notes.append(
-            "Mooncake's data ports listen on all interfaces without a password: keep these hosts in a network of their own."
-        )
+        notes.append("Mooncake's data ports listen on all interfaces without a password: keep these hosts in their own network.")
     if chosen.backend == "local" and chosen.mode == "pd":
         notes.append("The local store is shared within one host: prefill and decode run on the same one.")
         notes.append("Give each side its own cores: VLLM_CPU_OMP_THREADS_BIND, as 0-31 and 32-63.")

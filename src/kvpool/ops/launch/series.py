@@ -79,4 +79,4 @@ def series_backend(given: str | None, series: Series, separated: bool) -> Backen
     if given == "local" and separated:
         raise OptionError("--backend", given, f"has no process that owns the memory; accepted: {', '.join(BACKENDS[1:])}")
     usual: BackendName = "local" if series.name == "cpu" and not separated else "mooncake"
-    return given or usual  # type: ignore[return-value]
+    return given or usual

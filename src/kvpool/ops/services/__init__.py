@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from kvpool.ops.services.base import Running, Service, Started
+from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
 
 BACKENDS = ("mooncake", "memcache", "yuanrong")
 
@@ -19,10 +19,11 @@ def service(
     engine_dram_bytes: int = 0,
     tenants: Mapping[str, str] | None = None,
     discovery: str = "metastore",
+    host: str = LOOPBACK,
 ) -> Service:
-    """The service of a store, which gives ``dram_bytes`` to the pool; with 0 each engine rank gives ``engine_dram_bytes`` (not with
-    Yuanrong). ``tenants`` (name: quota) are Mooncake's, ``discovery`` is Yuanrong's. ValueError for a name that is none, and for
-    what another store has."""
+    """The service of a store, which gives ``dram_bytes`` to the pool and listens on ``host``; with 0 each engine rank gives
+    ``engine_dram_bytes`` (not with Yuanrong). ``tenants`` (name: quota) are Mooncake's, ``discovery`` is Yuanrong's. ValueError for
+    a name that is none, and for what another store has."""
     if backend not in BACKENDS:
         raise ValueError(f"there is no service for {backend!r} (accepted: {', '.join(BACKENDS)})")
     if tenants and backend != "mooncake":
@@ -32,14 +33,15 @@ def service(
     if backend == "mooncake":
         from kvpool.ops.services.mooncake import MooncakeService
 
-        return MooncakeService(dram_bytes=dram_bytes, engine_dram_bytes=engine_dram_bytes, tenants=tenants or {})
+        return MooncakeService(dram_bytes=dram_bytes, engine_dram_bytes=engine_dram_bytes, tenants=tenants or {}, host=host)
     if backend == "memcache":
         from kvpool.ops.services.memcache import MemcacheService
 
-        return MemcacheService(dram_bytes=dram_bytes, engine_dram_bytes=engine_dram_bytes)
+        return MemcacheService(dram_bytes=dram_bytes, engine_dram_bytes=engine_dram_bytes, host=host)
     from kvpool.ops.services.yuanrong import Discovery, YuanrongService
 
-    return YuanrongService(memory_mb=max(1, dram_bytes >> 20), discovery=cast(Discovery, discovery))  # which checks it
+    memory_mb = max(1, dram_bytes >> 20)
+    return YuanrongService(memory_mb=memory_mb, discovery=cast(Discovery, discovery), host=host)  # which checks the discovery
 
 
 def default_folder(backend: str) -> Path:

@@ -1,10 +1,12 @@
-"""The contract of a service that kvpool starts for trial and test: processes on loopback, in one folder, that stay."""
+"""The contract of a service that kvpool starts for trial and test: processes of one host, in one folder, that stay."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import kvpool
-from kvpool.ops.services.base import Running, Service, Started
+from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
 from kvpool.ops.services.memcache_files import Addresses, write_files
 from kvpool.ops.services.processes import STATE, alive, free_port, listens, load, refuse_running, save, spawn, stop_all, wait_until
 
@@ -25,10 +25,13 @@ class MemcacheService(Service):
 
     backend = "memcache"
 
-    def __init__(self, dram_bytes: int = 0, *, engine_dram_bytes: int = 1 << 30, protocol: str = "host_shm") -> None:
+    def __init__(
+        self, dram_bytes: int = 0, *, engine_dram_bytes: int = 1 << 30, protocol: str = "host_shm", host: str = LOOPBACK
+    ) -> None:
         self._dram = dram_bytes
         self._engine_dram = 0 if dram_bytes else engine_dram_bytes
         self._protocol = protocol
+        self._host = host
 
     def start(self, folder: Path, deadline_s: float) -> Started:
         refuse_running(folder)
@@ -38,7 +41,7 @@ class MemcacheService(Service):
             )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / READY).unlink(missing_ok=True)
-        where = Addresses(*(f"127.0.0.1:{port}" for port in _free_ports(3)))
+        where = Addresses(*(f"{self._host}:{port}" for port in _free_ports(3, self._host)))
         env = write_files(folder, where, self._protocol, self._dram, self._engine_dram)
         processes: list[Running] = []
         try:
@@ -99,10 +102,10 @@ def _listens(address: str) -> bool:
     return listens(host, int(port))
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(count: int, host: str) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
-        port = free_port()
+        port = free_port(host)
         if port not in ports:
             ports.append(port)
     return ports

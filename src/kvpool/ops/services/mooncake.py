@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvpool.ops.services import processes
-from kvpool.ops.services.base import Running, Service, Started
+from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
 from kvpool.options.scalars import read_size
 from kvpool.stores.mooncake.library import installed
 
-HOST = "127.0.0.1"
 CONFIG = "mooncake.json"
 OWNER_CONFIG = "owner.json"
 READY = "owner.ready"
@@ -52,19 +51,20 @@ class MooncakeService(Service):
     master: MasterOptions = field(default_factory=MasterOptions)
     local_buffer_bytes: int = 16 << 20
     env: Mapping[str, str] = field(default_factory=dict)  # more variables for the processes
+    host: str = LOOPBACK  # where the master listens, and the owner is reached
     backend: str = "mooncake"
 
     def start(self, folder: Path, deadline_s: float) -> Started:
         self._check(folder)
         folder.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + deadline_s
-        port, metrics = processes.free_port(HOST), processes.free_port(HOST)
-        address = f"{HOST}:{port}"
+        port, metrics = processes.free_port(self.host), processes.free_port(self.host)
+        address = f"{self.host}:{port}"
         self._write_files(folder, address)
         running: list[Running] = []
         try:
             running.append(processes.spawn("master", self.master_command(folder, port, metrics), folder, self._environment()))
-            processes.wait_until(lambda: processes.listens(HOST, port), running, end - time.monotonic())
+            processes.wait_until(lambda: processes.listens(self.host, port), running, end - time.monotonic())
             if self.dram_bytes:
                 running.append(processes.spawn("owner", self.owner_command(folder), folder, self._environment()))
                 processes.wait_until((folder / READY).exists, running, end - time.monotonic())
@@ -76,7 +76,7 @@ class MooncakeService(Service):
             str(folder),
             running,
             {"MOONCAKE_CONFIG_PATH": str(folder / CONFIG)},
-            {"master": address, "metrics": f"http://{HOST}:{metrics}"},
+            {"master": address, "metrics": f"http://{self.host}:{metrics}"},
             self._notes(),
         )
         processes.save(started)
@@ -95,10 +95,10 @@ class MooncakeService(Service):
         started = processes.load(folder)
         if started is None:
             return {}
-        port = int(started.addresses["master"].rpartition(":")[2])
+        host, _, port = started.addresses["master"].rpartition(":")
         states = {}
         for process in started.processes:
-            answers = processes.listens(HOST, port) if process.name == "master" else _owner_is_ready(folder, process)
+            answers = processes.listens(host, int(port)) if process.name == "master" else _owner_is_ready(folder, process)
             states[process.name] = "dead" if not processes.alive(process) else "ready" if answers else "starting"
         return states
 
@@ -108,9 +108,9 @@ class MooncakeService(Service):
         command = [
             _master_binary(),
             f"--rpc_port={port}",
-            f"--rpc_address={HOST}",
+            f"--rpc_address={self.host}",
             f"--metrics_port={metrics}",
-            f"--metrics_host={HOST}",
+            f"--metrics_host={self.host}",
             f"--default_kv_lease_ttl={int(given.lease_s * 1000)}",
             f"--client_ttl={given.client_ttl_s}",
             f"--put_start_discard_timeout_sec={given.discard_s}",

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from kvpool.ops.services import processes
-from kvpool.ops.services.base import Running, Service, Started
+from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
 from kvpool.stores.yuanrong import library
 from kvpool.stores.yuanrong.link import Link
 from kvpool.stores.yuanrong.messages import Settings
 
 Discovery = Literal["metastore", "etcd", "coordinator"]
 CONFIG = "yuanrong.json"
-HOST = "127.0.0.1"
 SOCKETS = "kvpool-yr-"  # folders of unix sockets: their paths may have 80 characters, so they lie in the temporary folder
 _HELP_S = 30.0
 
@@ -35,6 +34,7 @@ class YuanrongService(Service):
     connect_timeout_ms: int = 3000
     request_timeout_ms: int = 1000
     worker_flags: dict[str, str] = field(default_factory=dict)
+    host: str = LOOPBACK
     backend: str = "yuanrong"
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class YuanrongService(Service):
     def _start(self, folder: Path, sockets: str, end: float, running: list[Running]) -> Started:
         addresses: dict[str, str] = {}
         flags = self._discovery(folder, end, running, addresses)
-        address = f"{HOST}:{processes.free_port(HOST)}"
+        address = f"{self.host}:{processes.free_port(self.host)}"
         addresses |= {"worker": address, "unix sockets": sockets}
         home = folder / "worker"
         flags |= {
@@ -97,7 +97,7 @@ class YuanrongService(Service):
 
     def _discovery(self, folder: Path, end: float, running: list[Running], addresses: dict[str, str]) -> dict[str, str]:
         """Start what workers find each other by; the worker's flags for it."""
-        address = f"{HOST}:{processes.free_port(HOST)}"
+        address = f"{self.host}:{processes.free_port(self.host)}"
         addresses[self.discovery] = address
         if self.discovery == "metastore":
             return {"start_metastore_service": "true", "metastore_address": address}
@@ -213,7 +213,8 @@ def _etcd(folder: Path, address: str, end: float) -> Running:
     binary = shutil.which("etcd")
     if binary is None:
         raise ValueError("etcd is not found: install it (Debian and Ubuntu: apt-get install etcd-server)")
-    client, peer = f"http://{address}", f"http://{HOST}:{processes.free_port(HOST)}"
+    host, _ = _split(address)
+    client, peer = f"http://{address}", f"http://{host}:{processes.free_port(host)}"
     options: Sequence[str] = (
         f"--data-dir={folder / 'etcd'}",
         f"--listen-client-urls={client}",
