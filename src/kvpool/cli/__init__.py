@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.cli import acceptance, config, demo, examples, proxy, service, store, up, warmup
+from kvpool.cli import acceptance, config, demo, examples, proxy, service, size, store, up, warmup
 from kvpool.cli.conformance import conformance
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A KV-cache pool for vLLM.")
@@ -17,4 +17,5 @@ app.command("up", no_args_is_help=True, context_settings=up.CONTEXT)(up.up)
 app.command("demo", no_args_is_help=True)(demo.demo)
 app.command("acceptance", no_args_is_help=True, context_settings=acceptance.CONTEXT)(acceptance.acceptance)
 app.command("examples", no_args_is_help=True)(examples.examples)
+app.command("size", no_args_is_help=True)(size.size)
 app.command("warmup", no_args_is_help=True)(warmup.warmup)

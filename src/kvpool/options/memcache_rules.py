@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvpool.options.addresses import check_reachable, host_of, is_wildcard, port_of
+from kvpool.options.amounts import GIB, huge_pages, whole_gib
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
 from kvpool.options.hardware_env import hardware_warnings
 from kvpool.options.memcache_conf import LOCAL, LocalConf, MetaConf
 from kvpool.options.ubsio import check_ubsio
 
-GIB = 1 << 30
 EXTEND_LIB = "MEMFABRIC_HYBRID_EXTEND_LIB_PATH"
 PROXY_PORT = 8000
 DEFAULT_METRICS = "http://127.0.0.1:8000"  # of the library
@@ -59,7 +59,7 @@ def _check_protocol(conf: LocalConf, path: str, deployment: Deployment) -> list[
     if device is not None and protocol == "host_rdma" and not deployment.host.rdma_devices():
         return [f"{LOCAL}.protocol=host_rdma: this host shows no RDMA device; host_tcp and host_shm need none"]
     if device is not None and protocol == "host_tcp" and conf.dram_size and deployment.host.huge_pages() == 0:
-        pages = -(-conf.dram_size // (2 << 20))
+        pages = huge_pages(conf.dram_size)
         return [f"{LOCAL}.protocol=host_tcp takes dram.size from huge pages, and none are reserved: reserve {pages} of 2 MiB"]
     return []
 
@@ -87,7 +87,7 @@ def _check_whole(conf: LocalConf, path: str, deployment: Deployment) -> list[str
         raise OptionError(f"{LOCAL}.dram.size", conf.dram_size, "is more than 1TB, the most that one process can give", where=path)
     if not conf.dram_size or conf.dram_size % GIB == 0:
         return []
-    reason = f"is not a multiple of 1GB, in which NPUs map it: set {-(-conf.dram_size // GIB)}GB"
+    reason = f"is not a multiple of 1GB, in which NPUs map it: set {whole_gib(conf.dram_size)}GB"
     if deployment.hardware == "A3":
         raise OptionError(f"{LOCAL}.dram.size", conf.dram_size, reason, where=path)
     return [f"{LOCAL}.dram.size={conf.dram_size} {reason}"] if conf.protocol.startswith("device_") else []

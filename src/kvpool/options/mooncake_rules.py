@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvpool.options.addresses import check_reachable
+from kvpool.options.amounts import GIB, fabric_nbytes, mooncake_host_nbytes, whole_gib
 from kvpool.options.deployment import Deployment
 from kvpool.options.environment import RESOURCE_CONFIG, resource_config
 from kvpool.options.errors import OptionError
@@ -16,7 +17,6 @@ from kvpool.options.mooncake_ssd import BUFFER, buffer_nbytes
 if TYPE_CHECKING:
     from kvpool.options.mooncake_json import MooncakeOptions
 
-GIB = 1 << 30
 FABRIC_MEMORY = "ASCEND_ENABLE_USE_FABRIC_MEM"
 LISTENS = (
     "mooncake: its transfer engine listens on all interfaces of this host, on two free ports, and asks nobody for a password: "
@@ -66,10 +66,10 @@ def _check_fabric(options: MooncakeOptions, env: Mapping[str, str], deployment: 
     quota = _quota(env)
     nbytes, names = options.global_segment_size, "global_segment_size"
     if options.enable_ssd_offload:
-        nbytes, names = nbytes + buffer_nbytes(env), f"global_segment_size and {BUFFER} together"
+        nbytes, names = fabric_nbytes(nbytes, buffer_nbytes(env)), f"global_segment_size and {BUFFER} together"
     if not isinstance(quota, int) or quota * GIB >= nbytes:
         return []
-    need = -(-nbytes // GIB)
+    need = whole_gib(nbytes)
     return [f"fabric_memory.max_capacity={quota} GB of {RESOURCE_CONFIG} is less than {names}: set at least {need}, and some more"]
 
 
@@ -83,8 +83,8 @@ def _quota(env: Mapping[str, str]) -> object:
 def _check_memory(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
     """A warning where all ranks of this host would take more memory than is free."""
     free = deployment.host.memory_available() if deployment.local_ranks is not None else None
-    each = options.global_segment_size + options.local_buffer_size + (buffer_nbytes(env) if options.enable_ssd_offload else 0)
-    total = each * deployment.ranks_here
+    offload = buffer_nbytes(env) if options.enable_ssd_offload else 0
+    total = mooncake_host_nbytes(deployment.ranks_here, options.global_segment_size, offload, options.local_buffer_size)
     if free is None or total <= free:
         return []
     return [

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from kvpool.options.amounts import GIB, whole_gib
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
 from kvpool.options.scalars import read_size
 
-GIB = 1 << 30
 BUFFER = "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES"
 LIMIT = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
 QUOTA = "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"
 POLICY = "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY"
+READERS = 4  # loads of one process at one time
+USABLE = 0.9  # of the buffer, for these loads together
 DEFAULTS = {BUFFER: 1342177280, QUOTA: 0, LIMIT: 2199023255552}
 
 
@@ -29,7 +32,7 @@ def check_ssd(
     if policy not in ("none", "fifo", "lru"):
         raise OptionError(POLICY, policy, "expected none, fifo or lru")
     if fabric and sizes[BUFFER] % GIB:
-        whole = -(-sizes[BUFFER] // GIB) * GIB
+        whole = whole_gib(sizes[BUFFER]) * GIB
         raise OptionError(BUFFER, sizes[BUFFER], f"is not a multiple of 1GB, which fabric memory needs: set {whole}")
     disk_nbytes = shutil.disk_usage(checked).total
     warnings = capacity_warnings(sizes[LIMIT], deployment.ranks_here, disk_nbytes)
@@ -42,6 +45,11 @@ def check_ssd(
 def buffer_nbytes(env: Mapping[str, str]) -> int:
     """The staging buffer of the disk tier, per rank."""
     return _read_bytes(BUFFER, env)
+
+
+def least_buffer(object_nbytes: int) -> int:
+    """The smallest staging buffer with which objects of that size can be loaded: one for each of the loads at one time."""
+    return math.ceil(object_nbytes * READERS / USABLE)
 
 
 def check_directory(directory: str | None, path: str) -> str:

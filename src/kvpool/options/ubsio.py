@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
+from kvpool.options.amounts import GIB, MIN_UBSIO_GB, most_ubsio_gb
 from kvpool.options.block_device import Disk
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
 from kvpool.options.memcache_conf import LOCAL, LocalConf
 
-GIB = 1 << 30
-MIN_MEMORY_GB, MAX_MEMORY_GB = 5, 3072
 NOT_RUN = "storage.enabled: the SSD tier of MemCache is handed to the library as it is; kvpool was never run with it"
 
 
@@ -18,8 +17,8 @@ def check_ubsio(conf: LocalConf, path: str, deployment: Deployment) -> list[str]
     """Warnings; OptionError for what would not start, or would wipe something."""
     if not conf.disk_path:
         raise OptionError("ubsio.disk.path", None, "is required with storage.enabled", where=path)
-    if conf.ubsio_memory_gb < MIN_MEMORY_GB:
-        reason = f"must be at least {MIN_MEMORY_GB} with storage.enabled"
+    if conf.ubsio_memory_gb < MIN_UBSIO_GB:
+        reason = f"must be at least {MIN_UBSIO_GB} with storage.enabled"
         raise OptionError("ubsio.mem.size_in_gb", conf.ubsio_memory_gb, reason, where=path)
     _check_count(conf, path, deployment)
     warnings = [NOT_RUN]
@@ -76,10 +75,10 @@ def _check_memory(conf: LocalConf, deployment: Deployment) -> list[str]:
     free, count = deployment.host.memory_available(), conf.device_count or 1
     if free is None:
         return []
-    most = min(MAX_MEMORY_GB, free // GIB // count)
+    most = most_ubsio_gb(free, count)
     if conf.ubsio_memory_gb <= most:
         return []
-    advice = f"set at most {most}" if most >= MIN_MEMORY_GB else "free memory, or run fewer local services with memory"
+    advice = f"set at most {most}" if most >= MIN_UBSIO_GB else "free memory, or run fewer local services with memory"
     return [
         f"ubsio.mem.size_in_gb={conf.ubsio_memory_gb}: {count} local services take {conf.ubsio_memory_gb * count} GB, but "
         f"{free / GIB:.0f} GB are free: {advice}"

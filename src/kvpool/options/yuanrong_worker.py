@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from kvpool.options.addresses import is_wildcard, only_here
+from kvpool.options.amounts import huge_pages
 from kvpool.options.commands import Command
 from kvpool.options.configfile import read_text
 from kvpool.options.deployment import Deployment
@@ -105,7 +106,7 @@ def _check_memory(flags: WorkerFlags, where: str, deployment: Deployment) -> lis
             raise OptionError("worker_address", flags.worker_address, reason, where=where)
     warnings = []
     pages = deployment.host.huge_pages()
-    needed = -(-flags.shared_memory_size_mb // 2)
+    needed = huge_pages(flags.shared_memory_size_mb << 20)
     if flags.enable_huge_tlb and pages is not None and pages < needed:
         warnings.append(f"{where}: enable_huge_tlb needs {needed} huge pages of 2 MiB, this host has reserved {pages}")
     if flags.log_dir and not flags.log_dir.startswith("/"):

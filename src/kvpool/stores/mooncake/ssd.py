@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvpool.options.mooncake_json import MooncakeOptions
-from kvpool.options.mooncake_ssd import BUFFER, DEFAULTS
+from kvpool.options.mooncake_ssd import BUFFER, DEFAULTS, USABLE
 from kvpool.stores.context import StoreContext
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ DEFAULT_TTL_S = 10.0
 ALIVE = "kvpool-alive"
 LOCK = "kvpool-lock"
 ALIVE_S = 1.0
-USABLE = 0.9  # of the read buffer, for the loads at one time together
 _BUCKET_RANGE = (4 << 20, 256 << 20)
 _guard = threading.Lock()
 _held: dict[Path, int] = {}  # folders of this process -> descriptor that has the lock

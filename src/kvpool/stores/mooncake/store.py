@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from kvpool.options.mooncake_json import MooncakeOptions
+from kvpool.options.mooncake_ssd import READERS
 from kvpool.stores.base import (
     MISS,
     UNKNOWN,
@@ -49,8 +50,6 @@ from kvpool.stores.opaque import Limits, OpaqueStore, take
 
 logger = logging.getLogger(__name__)
 
-_PARTS = 4  # transfers at one time
-
 
 class MooncakeStore(OpaqueStore):
     """``load_deadline_s``: of the engine's loads, compared with the master's lease. Writers and readers need Mooncake 0.3.13."""
@@ -63,7 +62,7 @@ class MooncakeStore(OpaqueStore):
         self.context = context
         self.checksums = self._takes_host_memory()
         self.capabilities = Capabilities(ranged=True, leases=True, device_memory=context.device != "cpu")
-        self.limits = Limits(transfer_threads=_PARTS, batch_bytes=self._batch_bytes())
+        self.limits = Limits(transfer_threads=READERS, batch_bytes=self._batch_bytes())
         self._load_deadline_s = load_deadline_s
         self._library: Library | None = None
         self._client: Client | None = None
@@ -73,7 +72,7 @@ class MooncakeStore(OpaqueStore):
 
     def _batch_bytes(self) -> int:
         ours = Limits().batch_bytes
-        return min(ours, ssd.read_limit(os.environ, _PARTS)) if self.options.enable_ssd_offload else ours
+        return min(ours, ssd.read_limit(os.environ, READERS)) if self.options.enable_ssd_offload else ours
 
     # life
 
