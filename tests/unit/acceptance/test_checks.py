@@ -202,8 +202,8 @@ def test_faults(vices: tuple[str, ...], failing: set[str], stack: ExitStack, exp
 def test_an_answer_that_takes_too_long_under_a_fault_fails(
     stack: ExitStack, expected: Expected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "SLACK_S", 0.001)
+    monkeypatch.setattr(asking_module, "LATE_S", 0.001)
     plan = faults.Plan(tmp_path / "faults.json")
     client = stack.enter_context(serving(StandIn(set(), plan=plan.path)))
     outcomes = _outcomes(faults.tasks(Asking(client, expected), plan, FAULTY)[:1])
-    assert "the answer is right, but took" in outcomes["every get fails"]
+    assert "failed: right, but only after" in outcomes["every get fails"]

@@ -9,6 +9,7 @@ from kvpool.ops.acceptance.book import Unseen, Wrong
 from kvpool.ops.acceptance.client import HIT_TOKENS, Answer, Client
 from kvpool.ops.acceptance.expected import Expected
 
+LATE_S = 20.0  # how long an answer may take while something is broken, deadlines and breakers included
 SETTLED_S = 0.5  # the counters of a step come after its answer
 
 
@@ -26,6 +27,13 @@ class Asking:
         answer = self.client.ask(self.expected.prompts[name], salt)
         self.expected.judge(name, answer)
         return answer
+
+    def in_time(self, *names: str) -> str:
+        """Right, and none later than ``LATE_S``: for the time in which something is broken."""
+        slowest = max(self.right(name).seconds for name in names)
+        if slowest > LATE_S:
+            raise Wrong(f"right, but only after {slowest:.1f} s (at most {LATE_S:g} s are allowed)")
+        return f"right after {slowest:.1f} s"
 
     def hit(self, name: str, tokens: int | None = None) -> str:
         """Right, and ``tokens`` of the prompt (default: all whole blocks) come from the pool; the engine's own cache is emptied."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvpool.ops.acceptance.report import Check, Status, clean
 
 OUT_OF_TIME = "the time was over"
+NOT_ASKED = "not asked for (--only)"
 
 
 class Wrong(Exception):
@@ -60,7 +61,7 @@ class Book:
             if broken:
                 self.skip(part, task.name, broken)
             elif not self.wants(part):
-                self.skip(part, task.name, "not asked for (--only)", needed=False)
+                self.skip(part, task.name, NOT_ASKED, needed=False)
             elif self.left() < task.seconds:
                 self.skip(part, task.name, OUT_OF_TIME)
                 broken = OUT_OF_TIME if task.stop else ""

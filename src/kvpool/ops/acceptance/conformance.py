@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ def run(book: Book, backend: str, folder: Path) -> None:
     found: list[dict[str, object]] = []
     book.run(PART, [Task("the suite", lambda: _suite(book, backend, folder, found), seconds=20)])
     for outcome in found:
-        name, text = str(outcome["check"]).replace("_", " "), str(outcome["text"])
+        name, text = re.sub(r"^(bc_\d+_)+", "", str(outcome["check"])).replace("_", " "), str(outcome["text"])
         if outcome["skipped"]:
             book.skip(PART, name, text, needed=False)
         else:

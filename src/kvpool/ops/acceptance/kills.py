@@ -62,20 +62,19 @@ def _stopped(scene: Scene) -> str:
     with saving(scene.victim.client):
         scene.engines.stop(scene.victim)
         try:
-            kept.right(WHILE_STOPPED)
+            answered = kept.in_time(WHILE_STOPPED)
             seen = kept.hit(STORED)
         finally:
             scene.engines.go_on(scene.victim)
     scene.asking(scene.victim).right(WHILE_STOPPED)
-    return f"the other engine meanwhile: right, {seen}; the stopped one goes on"
+    return f"the other engine meanwhile: {answered}, {seen}; the stopped one goes on"
 
 
 def _killed(scene: Scene) -> str:
     kept = scene.asking(scene.kept)
     with saving(scene.victim.client):
         scene.engines.kill(scene.victim)
-    kept.right(WHILE_KILLED)
-    return f"the other engine goes on: right, {kept.hit(STORED)}"
+    return f"the other engine goes on: {kept.in_time(WHILE_KILLED)}, {kept.hit(STORED)}"
 
 
 def _verified(scene: Scene) -> str:
@@ -106,10 +105,7 @@ def _removed(scene: Scene) -> str:
     for engine in (scene.kept, scene.victim):
         engine.client.empty_cache()
     shutil.rmtree(scene.engines.root / POOL)
-    for asking in (kept, victim):
-        asking.right(STORED)
-        asking.right(WHILE_GONE)
-    return "both engines answer right"
+    return "; ".join(asking.in_time(STORED, WHILE_GONE) for asking in (kept, victim))
 
 
 def _service_stopped(scene: Scene) -> str:
@@ -117,14 +113,13 @@ def _service_stopped(scene: Scene) -> str:
     kept.client.empty_cache()
     scene.engines.stop_service()
     try:
-        answers = [kept.right(name) for name in (STORED, WHILE_GONE)]
+        answered = kept.in_time(STORED, WHILE_GONE)
     finally:
         scene.engines.service_goes_on()
     end = time.monotonic() + RECOVERED_S
     while True:
         try:
-            seen = kept.hit(STORED)
-            return f"right after {max(answer.seconds for answer in answers):.1f} s at most; then {seen}"
+            return f"{answered}; then {kept.hit(STORED)}"
         except Wrong:
             if time.monotonic() > end:
                 raise
@@ -136,8 +131,7 @@ def _service_killed(scene: Scene) -> str:
     kept = scene.asking(scene.kept)
     kept.client.empty_cache()
     scene.engines.kill_service()
-    answers = [kept.right(name) for name in (STORED, WHILE_GONE)]
-    return f"right after {max(answer.seconds for answer in answers):.1f} s at most"
+    return kept.in_time(STORED, WHILE_GONE)
 
 
 def _anew(scene: Scene) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvpool.ops.acceptance import conformance, exactness, faults, kills
 from kvpool.ops.acceptance.asking import Asking
-from kvpool.ops.acceptance.book import Book, Task, Wrong
+from kvpool.ops.acceptance.book import NOT_ASKED, Book, Task, Wrong
 from kvpool.ops.acceptance.engines import Engine, Engines
 from kvpool.ops.acceptance.expected import FAULTY, Expected, ask_reference
 from kvpool.ops.acceptance.facts import gather, model_name
@@ -18,6 +18,7 @@ from kvpool.ops.acceptance.options import AcceptanceOptions
 from kvpool.ops.acceptance.report import Report
 from kvpool.ops.launch import LaunchOptions, Place, Plan, launched
 from kvpool.ops.launch.plan import PoolService
+from kvpool.ops.launch.signals import Signals
 
 SYNC, ASYNC = "load_async: false", "load_async: true"
 WITH_ENGINES = (exactness.PART, faults.PART, kills.PART)
@@ -33,7 +34,8 @@ def run(options: AcceptanceOptions, say: Say) -> Report:
     report = Report(gather(options, name), book.checks)
     folder = options.logs or Path(tempfile.mkdtemp(prefix="kvpool-acceptance-"))
     try:
-        conformance.run(book, options.backend, folder)
+        with Signals():
+            conformance.run(book, options.backend, folder)
         _with_engines(book, options, model, folder, report, say)
     finally:
         if options.logs is None:
@@ -52,28 +54,26 @@ def _model(options: AcceptanceOptions) -> tuple[str, str]:
 
 
 def _with_engines(book: Book, options: AcceptanceOptions, model: str, folder: Path, report: Report, say: Say) -> None:
-    scene_of: list[Place] = []
+    """What keeps the engine without the pool from answering is entered for every part that needs it."""
+    problem = "" if any(book.wants(part) for part in WITH_ENGINES) else NOT_ASKED
+    places: list[Place] = []
 
     def service_only(launch: LaunchOptions, place: Place) -> Plan:
-        scene_of.append(place)
-        wanted = PoolService(options.backend, options.dram, 0) if options.backend != "local" else None
-        return Plan((), "", "", wanted)
+        places.append(place)
+        return Plan((), "", "", PoolService(options.backend, options.dram, 0) if options.backend != "local" else None)
 
-    launch_options = LaunchOptions("mixed", model, options.backend, dram=options.dram)
-    wanted = any(book.wants(part) for part in WITH_ENGINES)
     try:
-        if not wanted:
-            raise Wrong("not asked for (--only)")
-        with launched(launch_options, say, book.left(), folder, plan=service_only) as (_, launch):
-            engines = Engines(options, model, launch, scene_of[0], book.left)
-            expected = _reference(engines, report)
-            _parts(book, engines, expected)
+        if not problem:
+            asked = LaunchOptions("mixed", model, options.backend, dram=options.dram)
+            with launched(asked, say, book.left(), folder, plan=service_only) as (_, launch):
+                engines = Engines(options, model, launch, places[0], book.left)
+                _parts(book, engines, _reference(engines, report))
     except (OSError, ValueError, Wrong) as error:
-        if wanted:
-            say(str(error))
-        for part in WITH_ENGINES:
-            if not any(check.part == part for check in book.checks):
-                book.skip(part, "everything", str(error), needed=wanted and book.wants(part))
+        problem = str(error)
+        say(problem)
+    for part in WITH_ENGINES:
+        if not any(check.part == part for check in book.checks):
+            book.skip(part, "all checks", problem if book.wants(part) else NOT_ASKED, needed=book.wants(part))
 
 
 def _reference(engines: Engines, report: Report) -> Expected:
