@@ -28,6 +28,7 @@ WARM_UP = "Say hello to the harbour, to the sea and to everybody on the quay."
 QUESTIONS = (document.QUESTION + " Describe the tower and the work of the keeper.", "Thank you. How far is the light seen?")
 ENGINE = f"--dtype float32 --enforce-eager --max-model-len 4096 --max-num-batched-tokens 4096 --max-num-seqs 4 --block-size {BLOCK}"
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+SAVED = "kvpool:saved_tokens_total"
 Say = Callable[[str], None]
 
 
@@ -76,7 +77,8 @@ def _converse(plan: Plan, say: Say) -> list[Turn]:
         before = _counts(engines)
         said = ask(plan.url, plan.model, messages, MAX_TOKENS)
         say(f"turn {number}: first token after {said.ttft_s:.2f} s, {said.answer_tokens} tokens")
-        _until_stored(engines, said)
+        if "decode" in engines:
+            _until_stored(engines["decode"], said, before["decode"]["saved"])
         after = _counts(engines)
         sources = {name: tuple(after[name][s] - before[name][s] for s in SOURCES) for name in engines}
         hits = sum(after[name]["hits"] - before[name]["hits"] for name in engines if name == "prefill")
@@ -91,16 +93,15 @@ def _counts(engines: Mapping[str, str]) -> dict[str, dict[str, int]]:
     for name, url in engines.items():
         found[name] = {source: counted(url, "vllm:prompt_tokens_by_source_total", source=source) for source in SOURCES}
         found[name]["hits"] = counted(url, "kvpool:hit_tokens_total")
+        found[name]["saved"] = counted(url, SAVED)
     return found
 
 
-def _until_stored(engines: Mapping[str, str], said: Said) -> None:
-    """Saves end after the answer: until decode has counted what it stores of this one. Not for ever: it may drop some."""
-    if "decode" not in engines:
-        return
-    wanted = (said.prompt_tokens + said.answer_tokens - 1) // BLOCK * BLOCK
+def _until_stored(decode: str, said: Said, before: int) -> None:
+    """Saves end after the answer: until decode has stored the blocks that it filled. Not for ever: it may drop some."""
+    filled = (said.prompt_tokens + said.answer_tokens - 1) // BLOCK - said.prompt_tokens // BLOCK
     end = time.monotonic() + STORED_S
-    while counted(engines["decode"], "kvpool:saved_tokens_total") < wanted and time.monotonic() < end:
+    while counted(decode, SAVED) - before < filled * BLOCK and time.monotonic() < end:
         time.sleep(0.2)
 
 

@@ -20,8 +20,8 @@ WILDCARDS = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a launch happens. ``folder`` holds logs and sockets, ``shared`` (in shared memory) local pools; ``ports`` by flag;
-    ``cpus`` and ``devices`` are the numbers that may be used."""
+    """Where a launch happens. ``folder`` holds logs and temporary files, ``shared`` (in shared memory) local pools, and sockets: its
+    path is short. ``ports`` by flag; ``cpus`` and ``devices`` are the numbers that may be used."""
 
     folder: str
     shared: str
@@ -107,7 +107,7 @@ def engine(
         command += ["--kv-cache-memory-bytes", str(options.kv_cache)]
     if config is not None:
         command += ["--kv-transfer-config", json.dumps(config)]
-    env = {"VLLM_HOST_IP": HERE, "GLOO_SOCKET_IFNAME": "lo", "VLLM_RPC_BASE_PATH": place.folder, "TMPDIR": place.folder}
+    env = {"VLLM_HOST_IP": HERE, "GLOO_SOCKET_IFNAME": "lo", "VLLM_RPC_BASE_PATH": place.shared, "TMPDIR": place.folder}
     if options.mode == "pd":
         env["KVPOOL_SECRET"] = place.secret
     env |= _share(options, place, number)

@@ -1,0 +1,176 @@
+"""A plan as processes, with small servers in place of engines: readiness, deaths, signals, and that nothing is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kvpool.ops.launch.descendants import descendants
+from kvpool.ops.launch.plan import Place, Plan, Process
+from kvpool.ops.launch.run import Launch
+from kvpool.ops.launch.signals import Signals, Told
+from kvpool.ops.services.processes import free_port, start_time
+
+SERVER = """
+import http.server, os, subprocess, sys, threading, time
+port, child = int(sys.argv[1]), sys.argv[2]
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *words):
+        pass
+if child != "none":
+    # a child in a session of its own, whose parent ends: nobody's child any more
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    code = "import subprocess as s, sys; deaf = [sys.executable, '-c', sys.argv[1]]; "
+    code += "print(s.Popen(deaf, start_new_session=True, stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
+    pid = subprocess.run([sys.executable, "-c", code, deaf], capture_output=True, text=True, check=True).stdout
+    with open(child, "w") as file:
+        file.write(pid)
+print("serving", flush=True)
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+LAUNCH = """
+import json, sys
+from tests.unit.ops import test_launch_run as here
+here.run_for_ever(*json.loads(sys.argv[1]))
+"""
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def server(name="a", child="none"):
+    port = free_port()
+    return Process(
+        name, (sys.executable, "-c", SERVER, str(port), child), f"http://127.0.0.1:{port}/health", ports={"--port": port}
+    )
+
+
+def failing(code, name="b"):
+    return Process(name, (sys.executable, "-c", code), "http://127.0.0.1:1/health")
+
+
+class Started:
+    """A launch in this process; ``said`` is its progress."""
+
+    def __init__(self, folder, *processes):
+        self.said = []
+        self._plan = Plan(processes, "http://127.0.0.1:1", "m")
+        self._place = Place(str(folder), str(folder), {}, "", sys.executable)
+        self._stack = ExitStack()
+
+    def __enter__(self):
+        signals = self._stack.enter_context(Signals())
+        self.launch = self._stack.enter_context(Launch(self._plan, self._place, signals, self.said.append))
+        return self
+
+    def __exit__(self, *error):
+        self._stack.__exit__(*error)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    before = descendants()
+    yield
+    assert not descendants() - before
+
+
+def test_what_is_ready_is_told_and_ends_with_the_block(tmp_path):
+    with Started(tmp_path, server("one"), server("two")) as started:
+        started.launch.start(30)
+        assert len(descendants()) >= 2
+    for name in ("one", "two"):
+        assert any(line.startswith(f"{name}: ready after") for line in started.said)
+    assert started.said[-1] == "stopped"
+
+
+def test_what_never_answers_is_given_up_at_the_deadline_with_its_last_lines(tmp_path):
+    with Started(tmp_path, server(), failing("import time; print('loading', flush=True); time.sleep(600)")) as started:
+        began = time.monotonic()
+        with pytest.raises(OSError, match=r"(?s)^b: no answer within 1.5 s.*loading"):
+            started.launch.start(1.5)
+        assert time.monotonic() - began < 10
+
+
+def test_what_dies_at_the_start_shows_its_last_lines_at_once(tmp_path):
+    code = "import sys; print('line 1'); sys.exit('the model has no weights')"
+    words = r"(?s)^b ended before it was ready.*line 1\nthe model has no weights$"
+    with Started(tmp_path, server(), failing(code)) as started, pytest.raises(OSError, match=words):
+        started.launch.start(60)
+
+
+def test_what_dies_later_ends_the_watch(tmp_path):
+    dying = server()
+    with Started(tmp_path, dying) as started:
+        started.launch.start(30)
+        (pid, _), *_ = descendants()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(OSError, match=r"(?s)^a ended; the end of its log.*serving"):
+            started.launch.watch()
+
+
+def test_children_of_children_in_sessions_of_their_own_end_too(tmp_path):
+    mark = tmp_path / "pid"
+    with Started(tmp_path, server(child=str(mark))) as started:
+        started.launch.start(30)
+        pid = int(mark.read_text())
+        assert start_time(pid)
+    assert not start_time(pid)
+    assert any(line.startswith("had to be killed") for line in started.said)
+
+
+def test_processes_that_were_there_before_stay(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
+        try:
+            with Started(tmp_path, server()) as started:
+                started.launch.start(30)
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def run_for_ever(folder, mark):
+    """In a process of its own: a launch that a signal ends."""
+    try:
+        with Started(folder, server(child=mark)) as started:
+            started.launch.start(30)
+            print("ready", flush=True)
+            started.launch.watch()
+    except Told as told:
+        print(json.dumps({"told": told.number}), flush=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_all_children_and_their_children(number, tmp_path):
+    mark = tmp_path / "pid"
+    command = [sys.executable, "-c", LAUNCH, json.dumps([str(tmp_path), str(mark)])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            process.send_signal(number)  # impatience changes nothing
+            assert json.loads(process.stdout.readline()) == {"told": number}
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert not start_time(int(mark.read_text()))
+
+
+def test_a_signal_in_a_held_block_is_raised_at_its_end():
+    reached = []
+    try:
+        with Signals() as signals:
+            with signals.held():
+                os.kill(os.getpid(), signal.SIGTERM)
+                reached.append("end of the block")
+            reached.append("beyond")
+    except Told as told:
+        reached.append(told.exit_code)
+    assert reached == ["end of the block", 143]
