@@ -6,6 +6,7 @@ import typer
 
 from kvpool.cli import acceptance, config, demo, examples, proxy, service, size, store, up, warmup
 from kvpool.cli.conformance import conformance
+from kvpool.cli.doctor import doctor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A KV-cache pool for vLLM.")
 app.add_typer(config.app, name="config")
@@ -19,3 +20,4 @@ app.command("acceptance", no_args_is_help=True, context_settings=acceptance.CONT
 app.command("examples", no_args_is_help=True)(examples.examples)
 app.command("size", no_args_is_help=True)(size.size)
 app.command("warmup", no_args_is_help=True)(warmup.warmup)
+app.command("doctor")(doctor)

@@ -80,11 +80,16 @@ def _quota(env: Mapping[str, str]) -> object:
     return None
 
 
+def host_nbytes(options: MooncakeOptions, env: Mapping[str, str], ranks: int) -> int:
+    """Memory of one host that ``ranks`` take: segments and buffers."""
+    offload = buffer_nbytes(env) if options.enable_ssd_offload else 0
+    return mooncake_host_nbytes(ranks, options.global_segment_size, offload, options.local_buffer_size)
+
+
 def _check_memory(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:
     """A warning where all ranks of this host would take more memory than is free."""
     free = deployment.host.memory_available() if deployment.local_ranks is not None else None
-    offload = buffer_nbytes(env) if options.enable_ssd_offload else 0
-    total = mooncake_host_nbytes(deployment.ranks_here, options.global_segment_size, offload, options.local_buffer_size)
+    total = host_nbytes(options, env, deployment.ranks_here)
     if free is None or total <= free:
         return []
     return [

@@ -30,7 +30,7 @@ def check_ubsio(conf: LocalConf, path: str, deployment: Deployment) -> list[str]
     if twice := sorted({disk for disk in disks if disks.count(disk) > 1}):
         raise OptionError("ubsio.disk.path", conf.disk_path, f"names {twice[0]} twice", where=path)
     for disk in disks:
-        warnings += _check_disk(disk, deployment.host.disk(disk), conf, path)
+        warnings += check_disk(disk, deployment.host.disk(disk), path, wiped=conf.force_new_disk)
     return warnings + _check_memory(conf, deployment)
 
 
@@ -44,7 +44,9 @@ def _check_count(conf: LocalConf, path: str, deployment: Deployment) -> None:
         raise OptionError("ubsio.standalone.device_count", conf.device_count, reason, where=path)
 
 
-def _check_disk(name: str, disk: Disk, conf: LocalConf, path: str) -> list[str]:
+def check_disk(name: str, disk: Disk, path: str, *, wiped: bool) -> list[str]:
+    """Is the disk ``name`` free for UBS IO? ``wiped``: what is on it will be lost. Warnings; OptionError where it is not."""
+
     def refuse(reason: str) -> OptionError:
         return OptionError("ubsio.disk.path", name, reason, where=path)
 
@@ -64,7 +66,7 @@ def _check_disk(name: str, disk: Disk, conf: LocalConf, path: str) -> list[str]:
         raise refuse(f"is in use by {disk.held_by}: it must belong to UBS IO alone")
     if disk.partitions or disk.signature:
         what = f"{disk.partitions} partitions" if disk.partitions else str(disk.signature)
-        fate = ", which force_new_disk=true would destroy" if conf.force_new_disk else ""
+        fate = ", which force_new_disk=true would destroy" if wiped else ""
         raise refuse(f"holds something ({what}){fate}: empty it first, or give another disk")
     if disk.signature is None:
         return [f"ubsio.disk.path={name} cannot be read, so nobody knows whether it is empty"]

@@ -29,7 +29,7 @@ class MasterOptions:
     """What the master is started with; times in seconds. ``client_ttl_s``: how long the memory of a dead client is believed to
     be there. ``discard_s``: when a key that a dead writer left half-written is free again."""
 
-    lease_s: float = 11.0
+    lease_s: float = 31.0  # longer than an engine gives a load by default
     client_ttl_s: int = 5
     discard_s: int = 10
     eviction_high: float = 0.9

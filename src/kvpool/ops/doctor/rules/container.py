@@ -1,0 +1,69 @@
+"""Flags that a container was started with, as far as they show from inside."""
+
+from __future__ import annotations
+
+from kvpool.ops.doctor.facts.container import IPC_LOCK, SYS_ADMIN, SYS_PTRACE, Container
+from kvpool.ops.doctor.finding import Check, Finding
+from kvpool.ops.doctor.need import Need
+
+AREA = "container"
+INSIDE = "inside a container"
+NETWORK = Check(
+    AREA, "network", "the host's network (--net=host), where other hosts must reach this one", f"{INSIDE}, several hosts or NPUs"
+)
+PRIVILEGED = Check(AREA, "privileged", "--privileged, as the guides start containers with NPUs", f"{INSIDE}, series a2, a3, a5")
+LOCK = Check(AREA, "IPC_LOCK", "memory may be pinned (--cap-add=IPC_LOCK)", f"{INSIDE}, rdma and host_rdma")
+PTRACE = Check(AREA, "SYS_PTRACE", "transfer_engine process_vm may read other processes", "transfer_engine process_vm")
+CHECKS = (NETWORK, PRIVILEGED, LOCK, PTRACE)
+
+
+def judge_container(facts: Container, need: Need) -> list[Finding]:
+    found: list[Finding] = []
+    if facts.inside:
+        if need.npu or need.several_hosts:
+            found.append(_network(facts))
+        if need.npu:
+            found.append(_privileged(facts))
+        if need.protocol in ("rdma", "host_rdma"):
+            found.append(_lock(facts))
+    if need.pull is not None and need.pull.transfer_engine == "process_vm":
+        found.append(_ptrace(facts))
+    return found
+
+
+def _network(facts: Container) -> Finding:
+    if facts.host_network:
+        return NETWORK.ok("devices of the host's network are seen")
+    found = "no network device of the host is seen"
+    return NETWORK.warning(
+        found, "the host's network", "--net=host (in Kubernetes hostNetwork: true), or publish every port of the store"
+    )
+
+
+def _privileged(facts: Container) -> Finding:
+    admin = facts.may(SYS_ADMIN)
+    if admin:
+        return PRIVILEGED.ok("privileged")
+    fix = "--privileged=true, or each device with --device and --cap-add=SYS_ADMIN --cap-add=IPC_LOCK"
+    if admin is None:
+        return PRIVILEGED.unknown("capabilities are not shown", "privileged", fix)
+    return PRIVILEGED.warning("not privileged", "privileged", fix)
+
+
+def _lock(facts: Container) -> Finding:
+    allowed = facts.may(IPC_LOCK)
+    if allowed:
+        return LOCK.ok("IPC_LOCK")
+    fix = "--cap-add=IPC_LOCK --ulimit memlock=-1"
+    return LOCK.warning("no IPC_LOCK", "IPC_LOCK", fix) if allowed is False else LOCK.unknown("not shown", "IPC_LOCK", fix)
+
+
+def _ptrace(facts: Container) -> Finding:
+    """Within one user namespace the kernel may allow it without the capability; a container's filter mostly does not."""
+    allowed = facts.may(SYS_PTRACE)
+    if allowed:
+        return PTRACE.ok("SYS_PTRACE")
+    fix = '--cap-add=SYS_PTRACE, or "transfer_engine": "local_host"'
+    if allowed is None:
+        return PTRACE.unknown("not shown", "SYS_PTRACE", fix)
+    return PTRACE.warning("no SYS_PTRACE" + (", and system calls are filtered" if facts.filtered else ""), "SYS_PTRACE", fix)
