@@ -8,11 +8,11 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import kvpool
 from kvpool.ops.acceptance.options import AcceptanceOptions
+from kvpool.ops.doctor.host import installed_version
 from kvpool.options.versions import package
 from kvpool.stores.local.memory_limit import memory_limit
 
@@ -31,7 +31,7 @@ def gather(options: AcceptanceOptions, model_name: str) -> dict[str, str]:
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "kvpool": kvpool.__version__,
-        "vLLM": ", ".join(f"{name} {found}" for name in VLLM if (found := _installed(name))) or "not installed",
+        "vLLM": ", ".join(f"{name} {found}" for name in VLLM if (found := installed_version(name))) or "not installed",
         "Python": platform.python_version(),
         "device": _device(options.device),
         "store": options.backend,
@@ -39,10 +39,9 @@ def gather(options: AcceptanceOptions, model_name: str) -> dict[str, str]:
         "memory": f"{memory / (1 << 30):.0f} GiB",
         "model": model_name,
     }
-    if libraries := [
-        f"{name} {found}" for name in package(options.backend, options.device).split(" and ") if (found := _installed(name))
-    ]:
-        facts["library of the store"] = ", ".join(libraries)
+    libraries = [name for name in package(options.backend, options.device).split(" and ") if name]
+    if found := [f"{name} {have}" for name in libraries if (have := installed_version(name))]:
+        facts["library of the store"] = ", ".join(found)
     return facts
 
 
@@ -54,14 +53,6 @@ def model_name(folder: Path) -> str:
         return f"{', '.join(config['architectures'])}, {config['num_hidden_layers']} layers"
     except (OSError, ValueError, KeyError, TypeError):
         return "config.json does not say"
-
-
-def _installed(name: str) -> str:
-    """Its version; "" where it is not."""
-    try:
-        return version(name) if name else ""
-    except PackageNotFoundError:
-        return ""
 
 
 def _device(kind: str) -> str:
