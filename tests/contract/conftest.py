@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,11 @@ def pair(pool_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     yield make
     for half in halves:
         half.close()
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """vLLM's loggers do not propagate."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return caplog

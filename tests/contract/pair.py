@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from vllm.v1.request import Request
 
+from kvpool.core.signed_fields import sign_fields
 from tests.contract.harness import Harness
 from tests.contract.spec import Spec
 
@@ -36,7 +38,9 @@ class Half(Harness):
         super().__init__(spec, store)
 
     def request(self, name: str, prompt: Any, max_tokens: int = 1, **more: Any) -> Request:
-        params = more.pop("params", None)
+        params, signed = more.pop("params", None), more.pop("signed", True)
+        if signed and params is not None and params.get("do_remote_decode"):
+            params = sign_fields(os.environ["KVPOOL_SECRET"].encode(), params)
         request = super().request(name, prompt, max_tokens, **more)
         # As through HTTP and a proxy.
         request.kv_transfer_params = json.loads(json.dumps(params)) if params is not None else None
@@ -86,7 +90,7 @@ class Pair:
 
     def offer(self, name: str, prompt: Any, **more: Any) -> dict[str, Any]:
         """Prefill computes the prompt; the params of its answer."""
-        self.prefill.ask(name, prompt, 1, params=ASK, **more)
+        self.prefill.ask(name, prompt, 1, params=more.pop("asked", ASK), **more)
         self.prefill.drain()
         return self.prefill.params[name]
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from kvpool.engine.p2p import worker as workers
 from kvpool.engine.p2p.metric_table import TRANSFER_METRICS
 from kvpool.engine.stats import split_name
 from kvpool.stores.base import Result, Status
@@ -141,17 +142,6 @@ def test_bc_134_what_nobody_reads_is_freed_when_its_time_is_up(pair, engine, mon
     assert free() == both.prefill.spec.num_blocks - 1
     assert "had not read it after 1 s" in caplog_vllm.text
     both.assert_clean()
-
-
-@pytest.fixture
-def caplog_vllm(caplog, monkeypatch):
-    """vLLM's loggers do not propagate."""
-    import logging
-
-    logger = logging.getLogger("vllm")
-    monkeypatch.setattr(logger, "propagate", True)
-    caplog.set_level(logging.INFO)
-    return caplog
 
 
 @policies
@@ -297,6 +287,44 @@ def test_aborts_on_prefill_offer_nothing(pair):
     both.prefill.drain()
     assert "a" not in both.prefill.params
     both.assert_clean()
+
+
+@policies
+def test_a_full_transfer_buffer_refuses_the_new_offer(pair, policy, monkeypatch):
+    """What is offered already stays; the new one waits a moment for room, then ends by policy."""
+    monkeypatch.setattr(workers, "ROOM_S", 0.2)
+    both = pair("local_host", policy=policy)
+    counts = both.prefill.count_metrics()
+    old = both.offer("old", PROMPT[::-1])
+    published, full = both.prefill.workers[0]._engine, Result(Status.NO_SPACE)
+    tries = []
+    monkeypatch.setattr(published, "publish", lambda *args: tries.append(args) or full)
+    both.hand_over("a", PROMPT)
+    assert_by_policy(both, "a", policy)
+    assert len(tries) > 2
+    monkeypatch.undo()
+    monkeypatch.setenv("KVPOOL_SECRET", "a secret of tests")
+    assert both.decode.ask("old", PROMPT[::-1], 3, params=old) == expected_output(PROMPT[::-1], 3)
+    assert both.decode.external["old"] == len(PROMPT) - 1
+    both.assert_clean()
+    assert counts["unread_offers/reason=unpublished"] == 1
+
+
+def test_a_transfer_buffer_that_is_full_for_a_moment_delays_the_offer(pair, monkeypatch):
+    both = pair("local_host", policy="fail")
+    engine = both.prefill.workers[0]._engine
+    publish, tries = engine.publish, []
+
+    def at_first_full(*args):
+        tries.append(args)
+        return Result(Status.NO_SPACE) if len(tries) < 3 else publish(*args)
+
+    monkeypatch.setattr(engine, "publish", at_first_full)
+    assert both.hand_over("a", PROMPT) == expected_output(PROMPT, 3)
+    assert both.decode.external["a"] == len(PROMPT) - 1
+    both.assert_clean()
+    both.prefill.step()
+    both.prefill.until(lambda: not engine._leases)
 
 
 def test_a_lost_acknowledgement_is_asked_for_again(pair, monkeypatch):

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from kvpool.engine.p2p import decode_side
 from kvpool.engine.threads import WorkerThreads
+from kvpool.transfer import release
+from kvpool.transfer.channel import Caller
 from kvpool.transfer.offer import Offer
 from tests.contract.content import expected_output
-from tests.contract.pair import ASK
+from tests.contract.pair import ASK, free_port
 
 PROMPT = list(range(100, 200))
 
 
 def test_releases_to_a_dead_prefill_do_not_delay_others(pair, monkeypatch):
     both, asked = pair("process_vm"), []
-    monkeypatch.setattr(decode_side, "release", lambda caller, offer, *rest: asked.append(offer.port) or offer.port != 1)
     side = both.decode.side
-    dead, alive = (Offer("0" * 32, "x", "127.0.0.1", port, 5) for port in (1, 2))
-    side._tell(dead, "first", "")
+    line, dead_port, alive_port = Caller.line, free_port(), both.prefill.spec.port
+    monkeypatch.setattr(Caller, "line", lambda caller, host, port: asked.append(port) or line(caller, host, port))
+    monkeypatch.setattr(release, "ANSWER_S", 0.1)
+    dead, alive = (Offer("0" * 32, "x", "127.0.0.1", port, 5) for port in (dead_port, alive_port))
+    assert not side._releaser.release(dead, "first")
     for _ in range(20):
         side._release(dead, "again")
     side._release(alive, "now")
-    both.decode.until(lambda: 2 in asked)
-    assert asked == [1, 2]
+    both.decode.until(lambda: alive_port in asked)
+    assert asked == [dead_port, dead_port, alive_port]
 
 
 @pytest.mark.parametrize("why", ["raises", "never ran"])
@@ -31,7 +34,7 @@ def test_a_copy_that_fails_unforeseen_is_reported(pair, monkeypatch, why):
     both = pair("local_host", policy="recompute")
     worker = both.prefill.workers[0]
     if why == "raises":
-        monkeypatch.setattr(worker, "_copy_out", lambda job: 1 // 0)
+        monkeypatch.setattr(worker, "_copy_out", lambda *args: 1 // 0)
     else:  # the thread could not start
         worker._threads.close(5.0)
         worker._threads = WorkerThreads("transfer", 1, lambda: (_ for _ in ()).throw(OSError("no device")))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from kvpool.core.signed_fields import sign_fields
+from kvpool.transfer.offer import is_transfer_id
 from tests.contract.content import expected_output
+from tests.contract.pair import ASK
 
 PROMPT = list(range(100, 200))
 
@@ -28,6 +33,51 @@ def test_params_that_prefill_did_not_sign_are_as_if_not_there(pair, change):
     params = both.offer("a", PROMPT)
     assert both.decode.ask("a", PROMPT, 3, params={**params, **change}) == expected_output(PROMPT, 3)
     assert both.decode.external["a"] == 0
+    both.prefill.side._ledger.drop_all("end of test")
+    both.assert_clean()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        ASK,
+        sign_fields(b"another secret", ASK),
+        {**sign_fields(b"a secret of tests", ASK), "transfer_id": "0" * 32},
+        sign_fields(b"a secret of tests", ASK, clock=lambda: time.time() - 700),
+    ],
+    ids=["unsigned", "another secret", "changed", "old"],
+)
+def test_prefill_keeps_nothing_for_who_does_not_know_the_secret(pair, params, caplog_vllm):
+    both = pair(policy="fail")
+    counts = both.prefill.count_metrics()
+    both.prefill.ask("a", PROMPT, 1, params=params, signed=False)
+    both.prefill.drain()
+    assert "a" not in both.prefill.params
+    assert len(both.prefill.side._ledger) == 0
+    assert "signature of its kv_transfer_params is missing, wrong or too old" in caplog_vllm.text
+    both.assert_clean()
+    assert counts["withheld_offers/reason=unsigned"] == 1
+
+
+def test_without_a_secret_of_the_operator_requests_need_no_signature(pair, monkeypatch):
+    """On loopback the engines share one that a proxy need not know."""
+    monkeypatch.delenv("KVPOOL_SECRET")
+    both = pair()
+    both.prefill.ask("a", PROMPT, 1, params=ASK, signed=False)
+    both.prefill.drain()
+    assert both.decode.ask("a", PROMPT, 3, params=both.prefill.params["a"]) == expected_output(PROMPT, 3)
+    assert both.decode.external["a"] == 99
+    both.assert_clean()
+
+
+def test_an_offer_has_the_id_that_the_proxy_gave_it_once(pair):
+    both = pair()
+    asked = {**ASK, "transfer_id": "ab" * 16}
+    first, second = (both.offer(name, PROMPT, asked=asked) for name in "ab")
+    assert first["transfer_id"] == "ab" * 16
+    assert second["transfer_id"] != first["transfer_id"]
+    third = both.offer("c", PROMPT, asked={**ASK, "transfer_id": "no id"})
+    assert is_transfer_id(third["transfer_id"])
     both.prefill.side._ledger.drop_all("end of test")
     both.assert_clean()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvpool.core.signed_fields import sign_fields
 from tests.engine.runner import Engine, EngineSpec, Prompt
 
 ASK = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -28,6 +29,7 @@ class PairSpec:
     policy: str = "recompute"
     beside: str | None = None
     consumer: dict[str, Any] = field(default_factory=dict)  # more options of the decode side's AscendStoreConnector
+    pool: dict[str, Any] = field(default_factory=dict)  # and of that of both sides
     env: dict[str, str] = field(default_factory=dict)
     port: int = 0
 
@@ -67,6 +69,7 @@ class PairSpec:
                 "local_pool_root": str(self.root),
                 "local_pool_name": "pool",
                 "local_dram_size": "256MB",
+                **self.pool,
                 **(self.consumer if role == "kv_consumer" else {}),
             },
         }
@@ -91,7 +94,7 @@ class PairSpec:
 
 def offer(prefill: Engine, prompt: Prompt, **more: Any) -> dict[str, Any]:
     """What prefill answers for decode, without vLLM's own entry: with it decode reports prefill's cached tokens as its own."""
-    result = prefill.generate([prompt], max_tokens=1, kv_transfer_params=ASK, **more)[0]
+    result = prefill.generate([prompt], max_tokens=1, kv_transfer_params=sign_fields(SECRET.encode(), ASK), **more)[0]
     params: dict[str, Any] | None = result["kv_transfer_params"]
     assert params is not None, result
     params.pop("remote_prefill_cached_tokens", None)

@@ -22,7 +22,7 @@ from kvpool.ops.services.processes import free_port
 from tests.engine import models
 from tests.engine.runner import EngineSpec, tokens
 
-READY_S, END_S, STORED_S = 150.0, 40.0, 20.0
+READY_S, END_S, STORED_S = 240.0, 40.0, 20.0
 ENGINE = "--dtype float32 --enforce-eager --skip-tokenizer-init --max-model-len 2048 --block-size 32 --seed 0"
 SHARED = Path("/dev/shm")
 

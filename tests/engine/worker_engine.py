@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -104,6 +105,31 @@ class Child:
         samples = [s for family in REGISTRY.collect() for s in family.samples]
         wanted = [s for s in samples if s.name.startswith(tuple(prefixes)) and not s.name.endswith(("_bucket", "_created"))]
         return [[s.name, {k: v for k, v in s.labels.items() if k != "model_name"}, s.value] for s in wanted]
+
+    async def serve(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Serve vLLM's own HTTP interface there, by default on a free port, until the engine ends. The port."""
+        import uvicorn
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.entrypoints.launchers.launcher import NoSignalServer
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        model = self._engine.vllm_config.model_config.model
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(
+            ["--model", model, "--served-model-name", "tiny", "--skip-tokenizer-init"]
+        )
+        tasks = await self._engine.get_supported_tasks()
+        app = build_app(args, tasks, self._engine.model_config)
+        await init_app_state(self._engine, app.state, args, tasks)
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        self._server = NoSignalServer(uvicorn.Config(app, log_level="warning", access_log=False))
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            await asyncio.sleep(0.01)
+        return int(listener.getsockname()[1])
 
     async def config(self) -> dict[str, Any]:
         """What vLLM made of our arguments."""
@@ -209,6 +235,10 @@ async def main(args_file: str, reply_fd: int) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if folder := os.environ.get("KVPOOL_TEST_CHANNEL"):
+        from tests.engine.channel_faults import install
+
+        install(Path(folder))
     args = AsyncEngineArgs(**json.loads(Path(args_file).read_text()))
     engine = AsyncLLM.from_engine_args(args)
     try:

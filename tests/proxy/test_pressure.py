@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.proxy.harness import engines, proxy, run, until
 
 
@@ -43,12 +45,77 @@ def test_a_place_in_the_queue_has_a_deadline_and_is_left_by_those_who_go() -> No
             leaving.cancel()
             await until(lambda: _queued(running, 0))
             late = await running.complete()
-            assert (late.status, "waited 0.5 s" in late.json["error"]["message"]) == (503, True)
+            assert (late.status, "waited 0.5 s for room for 1 answers" in late.json["error"]["message"]) == (503, True)
             assert int(late.headers["retry-after"]) >= 1
             ps[0].gate.set()
             assert (await first).status == 200
             assert (await running.complete()).status == 200
             assert len(ps[0].seen) == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["prefill-first", "decode-first"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_with_more_answers_than_places_is_served_in_turns(mode, stream) -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--max-answers", "3", mode=mode) as running:
+            ds[0].pause_s = 0.01
+            wide = [asyncio.create_task(running.complete(["a", "b"], n=5, stream=stream)) for _ in range(2)]
+            narrow = [asyncio.create_task(running.complete(stream=stream)) for _ in range(4)]
+            answers = await asyncio.gather(*wide, *narrow)
+            assert {answer.status for answer in answers} == {200}
+            if stream:
+                assert all(answer.body.endswith(b"[DONE]\n\n") for answer in answers)
+            else:
+                assert sorted(choice["index"] for choice in answers[0].json["choices"]) == list(range(10))
+            assert max(ps[0].most, ds[0].most) <= 3, "more answers at once than --max-answers"
+            assert len(ds[0].seen) == 24
+            await running.is_idle()
+            assert await running.metric("kvpool_proxy_answers") == 0
+
+    run(scenario())
+
+
+def test_what_a_wide_request_keeps_waiting_is_told_so() -> None:
+    async def scenario() -> None:
+        flags = ("--max-answers", "4", "--max-queue", "1", "--queue-timeout", "0.5")
+        async with engines() as (ps, ds), proxy(ps, ds, *flags) as running:
+            ps[0].gate.clear()
+            wide = asyncio.create_task(running.complete(n=100))
+            await until(lambda: len(ps[0].seen) == 4)
+            waiting = asyncio.create_task(running.complete(n=2))
+            await until(lambda: _queued(running, 1))
+            refused = await running.complete()
+            assert refused.status == 429
+            assert "1 requests with 4 answers are running and 1 are waiting" in refused.json["error"]["message"]
+            late = await waiting
+            assert (late.status, "room for 2 answers" in late.json["error"]["message"]) == (503, True)
+            ps[0].gate.set()
+            assert len((await wide).json["choices"]) == 100
+            assert (await running.complete(n=4)).status == 200
+            assert ps[0].most == 4
+            await running.is_idle()
+
+    run(scenario())
+
+
+def test_a_wide_request_that_gives_up_lets_smaller_ones_in() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--max-answers", "2") as running:
+            ps[0].gate.clear()
+            first = asyncio.create_task(running.complete())
+            await until(lambda: len(ps[0].seen) == 1)
+            wide = asyncio.create_task(running.complete(n=2))
+            await until(lambda: _queued(running, 1))
+            small = asyncio.create_task(running.complete())
+            await until(lambda: _queued(running, 2))
+            assert len(ps[0].seen) == 1, "a small one went past the wide one"
+            wide.cancel()
+            await until(lambda: len(ps[0].seen) == 2)
+            ps[0].gate.set()
+            assert {(await first).status, (await small).status} == {200}
+            await running.is_idle()
 
     run(scenario())
 

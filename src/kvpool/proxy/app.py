@@ -23,6 +23,7 @@ from kvpool.proxy.metaserver import PATH, metaserver
 from kvpool.proxy.metrics import Metrics
 from kvpool.proxy.options import DECODE_FIRST, ProxyOptions
 from kvpool.proxy.prefill_first import PrefillFirst
+from kvpool.proxy.releases import Releases
 from kvpool.proxy.rendezvous import Rendezvous
 from kvpool.proxy.replies import failure_reply, json_reply
 from kvpool.proxy.table import Side, Table
@@ -39,9 +40,10 @@ class Proxy:
         for side, addresses in ((Side.PREFILL, options.prefillers), (Side.DECODE, options.decoders)):
             for address in addresses:
                 self.table.add(side, address)
-        self.admission = Admission(options.limits.running, options.limits.queued, options.limits.queue_s)
+        self.admission = Admission(options.limits.running, options.limits.answers, options.limits.queued, options.limits.queue_s)
         self.metrics.observe(self.table, self.admission)
         self.rendezvous = Rendezvous()
+        self._releases = Releases(options.secret, self.metrics)
         self._upstream = Upstream(options.deadlines, options.limits)
         self._metaserver_url = f"{Address(options.metaserver_host, metaserver_port).url}{PATH}"
         self._health: asyncio.Task[None] | None = None
@@ -54,6 +56,7 @@ class Proxy:
         if self._health is not None:
             self._health.cancel()
             await asyncio.wait({self._health})
+        await self._releases.close()
         await self._upstream.close()
 
     def app(self) -> Starlette:
@@ -77,7 +80,7 @@ class Proxy:
         return metaserver(self.rendezvous, self.options.secret)
 
     def _flow(self) -> Flow:
-        legs = Legs(self.table, self._upstream, self.options, self.metrics)
+        legs = Legs(self.table, self._upstream, self.options, self.metrics, self._releases)
         if self.options.mode == DECODE_FIRST:
             return DecodeFirst(legs, self.rendezvous, self._metaserver_url)
         return PrefillFirst(legs)

@@ -16,16 +16,18 @@ from kvpool.proxy.merge import StreamMerger, merge_bodies
 QUEUE = 64  # frames that wait for the client; beyond, the engines wait
 
 
-async def serve(flow: Flow, ask: Ask, stack: AsyncExitStack) -> Answer:
-    """The answer to a request; ``stack`` gives back what it holds. FailureError where one unit fails before the first byte."""
+async def serve(flow: Flow, ask: Ask, stack: AsyncExitStack, at_once: int) -> Answer:
+    """The answer to a request, ``at_once`` of whose units are served at a time; ``stack`` gives back what it holds. FailureError
+    where one unit fails before the first byte."""
     if len(ask.units) == 1:
         return await flow.serve(ask, ask.units[0], stack)
     if ask.stream:
-        frames = MergedFrames(flow, ask)
+        frames = MergedFrames(flow, ask, at_once)
         stack.push_async_callback(frames.stop)
         await frames.begin()
         return Answer(200, {"content-type": "text/event-stream; charset=utf-8"}, frames=frames)
-    tasks = [asyncio.create_task(flow.serve(ask, unit, stack)) for unit in ask.units]
+    places = asyncio.Semaphore(at_once)
+    tasks = [asyncio.create_task(_whole(flow, ask, unit, places)) for unit in ask.units]
     try:
         answers = await asyncio.gather(*tasks)
         return Answer(200, answers[0].headers, merge_bodies(ask, [answer.body for answer in answers]))
@@ -35,11 +37,18 @@ async def serve(flow: Flow, ask: Ask, stack: AsyncExitStack) -> Answer:
         await stop_all(tasks)
 
 
+async def _whole(flow: Flow, ask: Ask, unit: Unit, places: asyncio.Semaphore) -> Answer:
+    """One answer that is no stream. It gives back what it holds before another unit takes its place."""
+    async with places, AsyncExitStack() as own:
+        return await flow.serve(ask, unit, own)
+
+
 class MergedFrames:
     """The frames of all units in the order in which they come."""
 
-    def __init__(self, flow: Flow, ask: Ask) -> None:
+    def __init__(self, flow: Flow, ask: Ask, at_once: int) -> None:
         self._flow, self._ask, self._merger = flow, ask, StreamMerger(ask)
+        self._places = asyncio.Semaphore(at_once)
         self._queue: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(QUEUE)
         self._tasks = [asyncio.create_task(self._pump(number, unit)) for number, unit in enumerate(ask.units)]
         self._running = len(self._tasks)
@@ -69,7 +78,7 @@ class MergedFrames:
     async def _pump(self, number: int, unit: Unit) -> None:
         """Ends with None, or with what has gone wrong."""
         try:
-            async with AsyncExitStack() as own:
+            async with self._places, AsyncExitStack() as own:
                 answer = await self._flow.serve(self._ask, unit, own)
                 if answer.frames is None:
                     raise FailureError(502, "a decode instance answered without a stream")

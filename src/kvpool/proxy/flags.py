@@ -65,6 +65,12 @@ def _add_limits(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--waiting-retry-interval", type=seconds, default=10.0, help="seconds between them")
     made.add_argument("--max-concurrency", type=positive, default=_LIMITS.running, help="requests at once")
+    made.add_argument(
+        "--max-answers",
+        type=positive,
+        default=_LIMITS.answers,
+        help="answers (prompts times samples) at once; each is one request to a prefiller and one to a decoder",
+    )
     made.add_argument("--max-queue", type=natural, default=_LIMITS.queued, help="requests that wait for a place; beyond: 429")
     made.add_argument("--queue-timeout", type=deadline, default=_LIMITS.queue_s, help="seconds in the queue; beyond: 503")
     made.add_argument("--max-body-bytes", type=positive, default=_LIMITS.body_bytes, help="size of a request; beyond: 413")
@@ -105,6 +111,7 @@ def read_flags(prog: str, given: Sequence[str], env: Mapping[str, str], mode: st
         metaserver_port=parsed.metaserver_port if chosen == DECODE_FIRST else 0,
         limits=Limits(
             running=parsed.max_concurrency,
+            answers=parsed.max_answers,
             queued=parsed.max_queue,
             queue_s=parsed.queue_timeout,
             retries=parsed.max_retries,

@@ -18,25 +18,29 @@ from kvpool.proxy.asks import Ask, Unit
 from kvpool.proxy.failures import FailureError, UnreachableError, busy
 from kvpool.proxy.metrics import Metrics
 from kvpool.proxy.options import ProxyOptions
+from kvpool.proxy.releases import Releases
 from kvpool.proxy.table import Claim, NoInstanceError, Side, Table
 from kvpool.proxy.upstream import Reply, Upstream
+from kvpool.transfer.offer import Offer
 
 NOT_READY_S = 5  # when to come back
 
 
 @dataclass(slots=True)
 class Prefilled:
-    """``params``: where the KV is, None where prefill keeps none. ``cached``: prompt tokens that it did not have to compute.
-    ``claim``: what it holds until decode has the KV."""
+    """``params``: where the KV is, None where prefill keeps none; ``offer``: what can be released of it. ``cached``: prompt tokens
+    that it did not have to compute. ``claim``: what it holds until decode has the KV."""
 
     params: dict[str, Any] | None
+    offer: Offer | None
     cached: int
     claim: Claim
 
 
 @dataclass(slots=True)
 class Try:
-    """One attempt to serve a unit. Its ids are its own; ``without``: who has failed the unit before."""
+    """One attempt to serve a unit. Its ids are its own; ``without``: who has failed the unit before. ``unanswered``: the prefill
+    engine that may have computed the prompt without our knowing."""
 
     ask: Ask
     unit: Unit
@@ -44,11 +48,13 @@ class Try:
     without: set[Address]
     request_id: str
     transfer_id: str
+    unanswered: Address | None = None
 
 
 class Legs:
-    def __init__(self, table: Table, upstream: Upstream, options: ProxyOptions, metrics: Metrics) -> None:
-        self.table, self.options, self._upstream, self._metrics = table, options, upstream, metrics
+    def __init__(self, table: Table, upstream: Upstream, options: ProxyOptions, metrics: Metrics, releases: Releases) -> None:
+        self.table, self.options, self.releases = table, options, releases
+        self._upstream, self._metrics = upstream, metrics
 
     def signed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """With the signature of those that share the secret, where there is one."""
@@ -58,11 +64,17 @@ class Legs:
         """Compute the prompt. FailureError where that fails."""
         body = asks.prefill_body(attempt.unit, attempt.ask.path, self.signed(params))
         limit = self.options.deadlines.prefill
-        with self._metrics.prefill_seconds.time():
-            claim, reply = await self._send(Side.PREFILL, attempt, body, limit)
-            if reply.status != 200:
-                raise await reply.refused(limit)
-            raw = await reply.body(limit)
+        try:
+            with self._metrics.prefill_seconds.time():
+                claim, reply = await self._send(Side.PREFILL, attempt, body, limit)
+                if reply.status != 200:
+                    attempt.unanswered = None
+                    raise await reply.refused(limit)
+                raw = await reply.body(limit)
+        except BaseException:
+            if attempt.unanswered is not None:
+                self.releases.release_unseen(attempt.unanswered, attempt.transfer_id)
+            raise
         try:
             answer = msgspec.json.decode(raw)
         except (msgspec.DecodeError, RecursionError):
@@ -70,8 +82,10 @@ class Legs:
         if not isinstance(answer, dict):
             raise reply.failure(502, "answered no JSON object", again=True)
         found = answer.get("kv_transfer_params")
+        where = found if isinstance(found, dict) else None
         claim.hold()
-        return Prefilled(found if isinstance(found, dict) else None, usage.cached_tokens(answer) or 0, claim)
+        offer = self.releases.read(claim.instance.address, where)
+        return Prefilled(where, offer, usage.cached_tokens(answer) or 0, claim)
 
     async def decode(self, attempt: Try, params: Mapping[str, Any] | None, cached: Cached) -> Answer:
         """Answer, with the KV that ``params`` lead to. FailureError where that fails before the first byte."""
@@ -92,9 +106,11 @@ class Legs:
             except NoInstanceError as error:
                 raise busy(503, str(error), NOT_READY_S) from None
             attempt.ask.trail[str(side)] = str(claim.instance.address)
+            attempt.unanswered = claim.instance.address if side is Side.PREFILL else None
             try:
                 reply = await self._upstream.post(claim.instance, attempt.ask.path, body, headers, deadline_s)
             except UnreachableError as error:
+                attempt.unanswered = None
                 self.table.report(claim.instance, False)
                 claim.release()
                 failed.add(claim.instance.address)

@@ -25,6 +25,7 @@ class Metrics:
         )
         self.retries = self._counter("retries", "Connections that failed and were tried again.", "side")
         self.restarts = self._counter("restarts", "Requests that were started again on another instance.")
+        self.releases = self._counter("releases", "Offers of prefill given up, and whether it could be told.", "outcome")
         self.broken = self._counter("broken_streams", "Streams that ended with an error after the first byte.")
         self.prefill_seconds = self._histogram("prefill_seconds", "Seconds that prefill requests took.")
         self.first_byte_seconds = self._histogram("first_byte_seconds", "Seconds until the first byte of an answer.")
@@ -51,6 +52,11 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("kvpool_proxy_running", "Requests that are served now.", value=self._admission.running)
+        yield GaugeMetricFamily(
+            "kvpool_proxy_answers",
+            "Answers (prompts times samples) of these requests.",
+            value=self._admission.answers,
+        )
         yield GaugeMetricFamily("kvpool_proxy_queued", "Requests that wait for a place.", value=self._admission.queued)
         up = GaugeMetricFamily("kvpool_proxy_instance_up", "1 where an instance takes requests.", labels=LABELS)
         active = GaugeMetricFamily("kvpool_proxy_instance_active_tokens", "Tokens that an instance works on.", labels=LABELS)

@@ -26,9 +26,11 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``running`` and ``queued``: requests; ``retries``: further tries to connect, ``retry_delay_s`` before the first of them."""
+    """``running`` and ``queued``: requests; ``answers``: prompts times samples that are served at once; ``retries``: further tries
+    to connect, ``retry_delay_s`` before the first of them."""
 
     running: int = 512
+    answers: int = 1024
     queued: int = 512
     queue_s: float = 30.0
     retries: int = 3

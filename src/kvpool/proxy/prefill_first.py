@@ -27,6 +27,11 @@ class PrefillFirst(Flow):
         if not self.legs.table.ready(Side.DECODE):  # before prefill keeps KV that nobody will fetch
             raise busy(503, f"no {Side.DECODE} instance is ready", NOT_READY_S)
         prefilled = await self.legs.prefill(attempt, {**ASK_TO_KEEP, "transfer_id": attempt.transfer_id})
-        answer = await self.legs.decode(attempt, prefilled.params, lambda: prefilled.cached)
+        try:
+            answer = await self.legs.decode(attempt, prefilled.params, lambda: prefilled.cached)
+        except BaseException:  # also where the client has gone
+            if prefilled.offer is not None:
+                self.legs.releases.release(prefilled.offer, "its decode request has ended")
+            raise
         prefilled.claim.release()  # the first byte has come: decode has the KV
         return answer

@@ -10,7 +10,8 @@ from kvpool.transfer.base import TransferEngine
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """``host`` is where peers reach us; ``producer``: we are prefill. ``root`` None is the default folder of pools."""
+    """``host`` is where peers reach us; ``producer``: we are prefill. ``root`` None is the default folder of pools. ``hold_s``: how
+    long what is published stays at most."""
 
     host: str
     producer: bool
@@ -18,6 +19,7 @@ class EngineSettings:
     protocol: str = "tcp"
     root: Path | None = None
     buffer_bytes: int = 2 << 30
+    hold_s: float = 480.0
 
 
 def build_engine(name: str, settings: EngineSettings) -> TransferEngine:

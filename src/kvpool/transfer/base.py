@@ -92,16 +92,18 @@ class OneSidedEngine(TransferEngine):
 
 
 class StagedEngine(TransferEngine):
-    """Copies in two steps. A batch is as in a store: one object per key, made of segments."""
+    """Copies in two steps. A batch is as in a store: one object per key, made of segments. What is published stays until it is
+    withdrawn or its time is up: other transfers never push it out."""
 
     @abstractmethod
-    def publish(self, batch: Batch, deadline_s: float) -> Result:
-        """Copy objects to where the peer finds them: OK, or what went wrong with the first that was not."""
+    def publish(self, transfer_id: str, batch: Batch, deadline_s: float) -> Result:
+        """Copy objects to where the peer finds them: OK, NO_SPACE where that would push out others, or what went wrong with the
+        first that was not copied. Nothing of the batch is left there unless it is OK."""
 
     @abstractmethod
     def fetch(self, batch: Batch, deadline_s: float) -> Result:
         """Copy objects from there. OK only when every byte has arrived."""
 
     @abstractmethod
-    def withdraw(self, keys: Sequence[bytes]) -> None:
-        """Nobody will fetch these any more."""
+    def withdraw(self, transfer_id: str) -> None:
+        """Nobody will fetch what this process has published of it. Idempotent."""

@@ -112,11 +112,17 @@ class Ledger:
                 self._close(transfer, "")
             return ""
 
-    def release(self, transfer_id: str, reason: str, pull: str = "") -> None:
-        """Nobody will read it: ends at once, unless a reader is at it, who will end it. ``pull``: its own have returned."""
+    def knows(self, transfer_id: str) -> bool:
+        """Whether it is open, or has ended not long ago."""
+        with self._lock:
+            return transfer_id in self._open or transfer_id in self._closed
+
+    def release(self, transfer_id: str, reason: str, pull: str = "", force: bool = False) -> None:
+        """Nobody will read it: ends at once, unless a reader is at it, who will end it. ``pull``: its own have returned. ``force``:
+        whoever is at it."""
         with self._lock:
             transfer = self._open.get(transfer_id)
-            if transfer is not None and transfer.owner in (None, pull):
+            if transfer is not None and (force or transfer.owner in (None, pull)):
                 self._close(transfer, reason, released=True)
 
     def drop_all(self, reason: str) -> None:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Both sides must speak the same; raise it with every change below."""
 
 
@@ -75,12 +75,14 @@ class End(Struct, frozen=True, tag="end"):
 
 class Release(Struct, frozen=True, tag="release"):
     """Nobody will read this transfer. ``pull``: that of a pull which has failed and whose readers have all returned, so that the
-    transfer ends although they had begun; empty where nobody began."""
+    transfer ends although they had begun; empty where nobody began. ``force``: it ends whoever has begun, since nobody wants what
+    is read: a reader that is still at it learns so at its end."""
 
     transfer_id: str
     instance: str
     reason: str
     pull: str = ""
+    force: bool = False
 
 
 Request: TypeAlias = Hello | Begin | End | Release

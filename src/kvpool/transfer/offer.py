@@ -21,6 +21,11 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
+def is_transfer_id(value: object) -> bool:
+    """128 bits in hexadecimal."""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
 class OfferError(ValueError):
     """Params that are no offer of a prefill side that we know: the reason in one line."""
 

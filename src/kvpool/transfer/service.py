@@ -56,7 +56,7 @@ class TransferService:
             lost = self._ledger.end(request.transfer_id, request.pull, request.reader)
             return Gone(lost) if lost else Held()
         assert isinstance(request, Release)
-        self._ledger.release(request.transfer_id, request.reason[:SHOWN_BYTES], request.pull)
+        self._ledger.release(request.transfer_id, request.reason[:SHOWN_BYTES], request.pull, request.force)
         return Held()
 
     def _meet(self, hello: Hello) -> Reply:

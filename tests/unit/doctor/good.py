@@ -52,7 +52,14 @@ FILES = Files(
 PORTS = Ports(interface_address=True)
 CONTAINER = Container(inside=True, capabilities=(1 << 41) - 1, host_network=True, filtered=False)
 MEMORY = Memory(
-    total=512 * GIB, free=300 * GIB, available=400 * GIB, cached=50 * GIB, shm_total=256 * GIB, shm_free=200 * GIB, locked=-1
+    total=512 * GIB,
+    free=300 * GIB,
+    available=400 * GIB,
+    cached=50 * GIB,
+    shm_total=256 * GIB,
+    shm_free=200 * GIB,
+    groups=True,
+    locked=-1,
 )
 PAGES = HugePages(total=200_000, free=200_000, nodes=(NodePages(0, 100_000, 100_000), NodePages(1, 100_000, 100_000)))
 RUNS = FreeRuns(small=150_000, large=290, longest=200 * GIB)

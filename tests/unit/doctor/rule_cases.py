@@ -147,12 +147,15 @@ def of_environment() -> list[Case]:
         without(e.INTERFACES, FAILURE, "is unset", "HCCL_SOCKET_IFNAME=<one of eth0>", good.A2, "HCCL_SOCKET_IFNAME"),
         without(e.INTERFACES, FAILURE, "=bond0", "one of these", good.A2, "", GLOO_SOCKET_IFNAME="bond0"),
         without(e.INTERFACES, FAILURE, "==eth", "one of these", good.A2, "", TP_SOCKET_IFNAME="=eth"),
+        without(e.INTERFACES, FAILURE, "GLOO_SOCKET_IFNAME=eth", "one of these", good.A2, "", GLOO_SOCKET_IFNAME="eth"),
+        without(e.INTERFACES, FAILURE, "=^eth", "one of these", good.A2, "", HCCL_SOCKET_IFNAME="^eth"),
         of(e.INTERFACES, UNKNOWN, "=eth0", "ip -br link", good.A2, interfaces=None),
         without(e.ADDRESS, FAILURE, "is unset", "export HCCL_IF_IP=", good.A2, "HCCL_IF_IP"),
         of(e.ADDRESS, FAILURE, "is not of this host", "ip -br address", good.A2, interface_address=False),
         of(e.ADDRESS, UNKNOWN, "10.0.0.1", "ip -br address", good.A2, interface_address=None),
         without(e.HCCS, WARNING, "ACL_OP_INIT_MODE", "export ACL_OP_INIT_MODE=1", good.A3, "ACL_OP_INIT_MODE"),
         without(e.HCCS, WARNING, "FABRIC_MEM", "ASCEND_ENABLE_USE_FABRIC_MEM=1", good.A3, "ASCEND_ENABLE_USE_FABRIC_MEM"),
+        without(e.HCCS, WARNING, "FABRIC_MEM", "export ASCEND_ENABLE", good.A3_MEMCACHE, "ASCEND_ENABLE_USE_FABRIC_MEM"),
         without(e.A5_LINK, FAILURE, "neither", "UBOE: export ASCEND_GLOBAL_RESOURCE_CONFIG=", good.A5, resources),
         of(e.A5_LINK, FAILURE, "alone", "export ASCEND_LOCAL_COMM_RES=", good.A5, link="ub"),
         of(e.A5_LINK, FAILURE, "alone", f"export {resources}=", replace(good.A5, link="uboe"), env=ub),
@@ -207,6 +210,8 @@ def of_container() -> list[Case]:
     reading = replace(good.LOCAL, pull=pull)
     return [
         of(c.NETWORK, WARNING, "no network device", "--net=host", good.A2, host_network=False),
+        of(c.NETWORK, UNKNOWN, "cannot be listed", "--net=host", good.A2, host_network=None),
+        of(c.NETWORK, UNKNOWN, "whether this is a container", "--net=host", good.A2, inside=None),
         of(c.PRIVILEGED, WARNING, "not privileged", "--privileged", good.A2, capabilities=0),
         of(c.PRIVILEGED, UNKNOWN, "not shown", "--privileged", good.A2, capabilities=None),
         of(c.LOCK, WARNING, "no IPC_LOCK", "--cap-add=IPC_LOCK", good.CPU_MOONCAKE, capabilities=0),
@@ -231,6 +236,7 @@ def of_memory() -> list[Case]:
         of(m.SHARED, FAILURE, "64.0 MiB free", "--shm-size=8g", good.LOCAL, shm_free=64 << 20, shm_total=64 << 20),
         of(m.SHARED, FAILURE, "is not there", "local_pool_root", good.LOCAL, shm_total=None),
         of(m.LIMIT, FAILURE, "4.0 GiB allowed", "--memory", good.LOCAL, limit=4 * GIB),
+        of(m.LIMIT, UNKNOWN, "not shown", "memory.max", good.LOCAL, groups=False),
         of(m.LOCKED, WARNING, "8.0 MiB", "ulimit -l", good.A2, locked=8 << 20),
         of(m.LOCKED, UNKNOWN, "not shown", "ulimit -l", good.A2, locked=None),
     ]
@@ -242,6 +248,7 @@ def of_huge_pages() -> list[Case]:
 
     h, worker = huge_pages, good.A3_YUANRONG
     bare = (replace(good.PAGES.nodes[0], free=0), good.PAGES.nodes[1])
+    short = (good.PAGES.nodes[0], replace(good.PAGES.nodes[1], free=10239))
     tcp = replace(good.LOCAL, backend="memcache", conf=good.memcache(protocol="host_tcp", dram_size="2GB"), ranks=2)
     return [
         of(h.TOTAL, FAILURE, "100 reserved", "echo 20480 > /proc/sys/vm/nr_hugepages", worker, total=100),
@@ -251,10 +258,12 @@ def of_huge_pages() -> list[Case]:
         of(h.FREE, FAILURE, "5 of 200000 free", "echo 220475 >", worker, free=5),
         of(h.FREE, WARNING, "5 of 200000 free", "stop what holds them", good.A2, free=5),
         of(h.FREE, UNKNOWN, "not shown", "HugePages_Free", worker, free=None),
-        of(h.NODE, WARNING, "node0 0 of 100000", "echo 10240 > /sys/devices/system/node/node0/", worker, nodes=bare),
+        of(h.NODE, WARNING, "node0 0 of 100000", "echo 110240 > /sys/devices/system/node/node0/", worker, nodes=bare),
+        of(h.NODE, WARNING, "node1 10239 of 100000", "echo 100001 > /sys/devices/system/node/node1/", worker, nodes=short),
         of(h.RUNS, WARNING, "5 free runs of 2 MiB", "drop_caches", good.A3, small=5),
         of(h.RUNS, WARNING, "1 of 1 GiB", "compact_memory", good.A3, large=1),
         of(h.RUNS, UNKNOWN, "not shown", "as root", good.A3, small=None),
+        of(h.RUNS, UNKNOWN, "at least 150000", "drop_caches", good.A3, large=1, partial=True),
     ]
 
 
@@ -311,6 +320,7 @@ def of_npu_tools() -> list[Case]:
 
     n = npu_tools
     verify = npu_tools.judge_npu_tools(good.TOOLS, good.A5_MEMCACHE)
+    remote_h2d = replace(good.A3_YUANRONG, conf=good.A3_YUANRONG.conf.model_copy(update={"enable_remote_h2d": True}))
     return [
         of(n.SMI, FAILURE, "not there", "npu-smi:/usr/local/bin/npu-smi", good.A3, smi=None),
         of(n.SMI, FAILURE, "hangs", "dmesg", good.A3, smi=Ran(None, "")),
@@ -320,6 +330,7 @@ def of_npu_tools() -> list[Case]:
         of(n.LINK, FAILURE, "DOWN on NPU 1", "hccn_tool -i 1 -optical -g", good.A2, links=((0, "UP"), (1, "DOWN"))),
         of(n.LINK, UNKNOWN, "no answer for NPU 0", "-link -g", good.A2, links=((0, ""),)),
         of(n.ADDRESS, FAILURE, "none for NPU 0", "hccn_tool -i 0 -ip -s", good.A2, addresses=((0, ""),)),
+        of(n.LINK, FAILURE, "DOWN on NPU 0", "hccn_tool -i 0 -optical -g", remote_h2d, links=((0, "DOWN"),)),
         of(n.PING, FAILURE, "packets lost", "-ping -g address 10.1.0.9", good.A2, pings=(("10.1.0.9", False),)),
         of(n.PING, UNKNOWN, "no clear answer", "-ping -g", good.A2, pings=(("10.1.0.9", None),)),
         of(n.PING, UNKNOWN, "are not here", "hccn_tool -i 0 -ping", good.A2, npu_peers=("10.1.0.9",)),
@@ -348,16 +359,11 @@ def of_lease_and_measure() -> list[Case]:
         ),
         lease_of(lease.MEASURED, WARNING, "load_timeout_ms", "--default_kv_lease_ttl", served, replace(fast, lease_s=20.0)),
         lease_of(lease.MEASURED, UNKNOWN, "not known in time", "--service", served, fast),
-        lease_of(
-            lease.TIMEOUTS,
-            FAILURE,
-            "ASCEND_TRANSFER_TIMEOUT",
-            "<milliseconds>",
-            served,
-            None,
-            env=odd,
+        lease_of(lease.TIMEOUTS, FAILURE, "ASCEND_TRANSFER_TIMEOUT", "<milliseconds>", served, None, env=odd),
+        speed(
+            FAILURE, "does not open", "start the store's", Measured(error="the store does not open: no master"), good.CPU_MOONCAKE
         ),
-        speed(FAILURE, "does not open", "start the store's services", Measured(error="the store does not open: no master")),
+        speed(FAILURE, "does not open", "--shm-size", Measured(error="the store does not open: no space")),
         speed(FAILURE, "not the bytes written", "do not use", Measured(5.0, 5.0, same=False)),
         speed(WARNING, "get 0.50 GB/s", "CPUs and links", Measured(5.0, 0.5)),
         speed(UNKNOWN, "not measured", "--measure", None, good.CPU_MOONCAKE),

@@ -201,7 +201,8 @@ def test_a_role_that_is_not_that_of_the_configuration(chosen):
 @pytest.mark.parametrize(
     ("configs", "message"),
     [
-        (['{"x": 1}'], "neither mooncake.json"),
+        (['{"x": 1}'], "^--config=.*neither mooncake.json"),
+        (['{"kv_connector": oops}'], "^--config: line 1"),
         (["/no/such/file"], "--config.*cannot be read"),
         ([json.dumps(pool()), json.dumps(pool())], "second kv-transfer-config"),
         (['{"worker_addr": "h:1"}'], "or the path of a file"),

@@ -120,3 +120,13 @@ def test_versions_compare(older, newer):
     assert versions.at_least(older, newer) is False
     assert versions.at_least(None, newer) is None
     assert versions.at_least("main", newer) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [("eth", "ok"), ("=eth", "failure"), ("=ib0,eth0", "ok"), ("^docker", "ok"), ("^eth", "failure"), ("^=eth", "ok"), ("^", "ok")],
+)
+def test_how_hccl_selects_an_interface(value, level):
+    need = replace(good.A2, env={**good.A2.env, "HCCL_SOCKET_IFNAME": value})
+    found = environment.judge_environment(good.FILES, good.PORTS, need)
+    assert [one.level.value for one in named(found, environment.INTERFACES) if one.found.startswith("HCCL")] == [level]

@@ -113,12 +113,12 @@ def test_units_of_prompts_and_samples() -> None:
 
 def test_admission_keeps_its_limits_whatever_happens() -> None:
     async def scenario() -> None:
-        admission, dice, most = Admission(3, 1000, 0.05), random.Random(3), 0
+        admission, dice, most = Admission(3, 100, 1000, 0.05), random.Random(3), 0
 
         async def one() -> str:
             nonlocal most
             try:
-                async with asyncio.timeout(dice.uniform(0, 0.1)), admission:
+                async with asyncio.timeout(dice.uniform(0, 0.1)), admission.places(1):
                     most = max(most, admission.running)
                     assert admission.running <= 3
                     await asyncio.sleep(dice.uniform(0, 0.01))
@@ -138,17 +138,17 @@ def test_admission_keeps_its_limits_whatever_happens() -> None:
 
 def test_admission_serves_in_order_and_refuses_beyond_its_queue() -> None:
     async def scenario() -> None:
-        admission, order = Admission(1, 2, 5), []
+        admission, order = Admission(1, 9, 2, 5), []
 
         async def one(number: int) -> None:
-            async with admission:
+            async with admission.places(1):
                 order.append(number)
                 await asyncio.sleep(0.01)
 
         tasks = [asyncio.create_task(one(number)) for number in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(FailureError) as caught:
-            async with admission:
+            async with admission.places(1):
                 pass
         assert (caught.value.status, caught.value.headers["retry-after"]) == (429, "3")
         await asyncio.gather(*tasks)

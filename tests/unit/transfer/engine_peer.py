@@ -18,7 +18,7 @@ def main(name: str, root: str) -> None:
     engine = build_engine(name, EngineSettings("127.0.0.1", True, root=Path(root), buffer_bytes=8 << 20))
     engine.open([(base, memory.nbytes)])
     if isinstance(engine, StagedEngine):
-        engine.publish(Batch([b"k0", b"k1"], base + np.array([[0], [1000]]), np.array([1000])), 5.0)
+        engine.publish("a", Batch([b"k0", b"k1"], base + np.array([[0], [1000]]), np.array([1000])), 5.0)
     print(f"peer {base} {engine.address().hex()}", flush=True)
     sys.stdin.read()
     engine.close()

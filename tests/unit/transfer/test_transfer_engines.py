@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -111,9 +113,56 @@ def test_local_host_moves_objects_and_forgets_them(peer, pool_root):
     assert engine.fetch(Batch([b"k0", b"k1"], addresses, np.array([600, 400])), 5.0).status is Status.OK
     assert (target == right_bytes()[:2000]).all()
     assert engine.fetch(Batch([b"gone"], addresses[:1], np.array([600, 400])), 5.0).status is Status.MISSING
-    engine.withdraw([b"k0"])
-    assert engine.fetch(Batch([b"k0"], addresses[:1], np.array([600, 400])), 5.0).status is Status.MISSING
     engine.close()
+
+
+def test_local_host_refuses_what_would_push_out_unread_transfers(pool_root):
+    """A full buffer: the new one finds no room, the old ones stay whole; withdrawn, or their time up, they make room."""
+    producer = build_engine("local_host", replace(settings(pool_root, producer=True), hold_s=30.0))
+    reader = build_engine("local_host", settings(pool_root))
+    producer.open([])
+    reader.open([])
+    assert reader.reach(producer.address()) == ""
+    data = np.random.default_rng(1).integers(0, 256, (64, NBYTES), dtype=np.uint8)
+
+    def of(number, memory):
+        return Batch([b"k%d" % number], np.array([[memory.ctypes.data]]), np.array([NBYTES]))
+
+    accepted, refused = [], None
+    for number in range(64):
+        result = producer.publish(f"t{number}", of(number, data[number]), 5.0)
+        if result.status is not Status.OK:
+            refused = number
+            break
+        accepted.append(number)
+    assert refused is not None, "64 MB went into 8 MB"
+    assert result.status is Status.NO_SPACE
+    assert len(accepted) >= 4
+    seen = np.zeros(NBYTES, dtype=np.uint8)
+    for number in accepted:
+        assert reader.fetch(of(number, seen), 5.0).status is Status.OK
+        assert (seen == data[number]).all()
+    assert reader.fetch(of(refused, seen), 5.0).status is Status.MISSING
+    producer.withdraw("t0")
+    producer.withdraw("t0")
+    assert reader.fetch(of(0, seen), 5.0).status is Status.MISSING
+    assert producer.publish("again", of(refused, data[refused]), 5.0).status is Status.OK
+    assert reader.fetch(of(refused, seen), 5.0).status is Status.OK
+    assert (seen == data[refused]).all()
+    reader.close()
+    producer.close()
+
+
+def test_local_host_forgets_what_nobody_withdraws(pool_root):
+    producer = build_engine("local_host", replace(settings(pool_root, producer=True), hold_s=0.05))
+    producer.open([])
+    data = np.zeros(NBYTES, dtype=np.uint8)
+    batches = [Batch([b"k%d" % n], np.array([[data.ctypes.data]]), np.array([NBYTES])) for n in range(40)]
+    for number, batch in enumerate(batches):
+        assert producer.publish(f"t{number}", batch, 5.0).status is Status.OK
+        time.sleep(0.06)
+    assert len(producer._leases) == 1
+    producer.close()
 
 
 def target_of(count):

@@ -145,6 +145,14 @@ def test_a_pull_that_is_over_ends_what_it_had_begun(clock):
     ledger.release("t", "it failed", "A")
     assert closed(ledger) == [("t", "it failed")]
     assert ledger.end("t", "A", 0) == "it failed"
+    forced = opened(clock)
+    assert forced.begin("t", "A", 0, "prompt")
+    forced.release("t", "nobody waits for it")
+    assert not closed(forced)
+    forced.release("t", "nobody waits for it", force=True)
+    forced.release("t", "nobody waits for it", force=True)
+    assert len(closed(forced)) == 1
+    assert forced.end("t", "A", 0) == "nobody waits for it", "what was read is worth nothing"
     unread = opened(clock)
     unread.release("t", "it failed before it began", "B")
     assert len(closed(unread)) == 1

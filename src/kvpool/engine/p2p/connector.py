@@ -130,7 +130,7 @@ class MooncakeConnectorV1(KVConnectorBase_V1, SupportsHMA):
         if self._decode is not None:
             self._decode.greet(request)
         elif self._prefill is not None:
-            self._prefill.sweep()
+            self._prefill.greet(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._decode.matched_tokens(request, num_computed_tokens) if self._decode is not None else (0, False)

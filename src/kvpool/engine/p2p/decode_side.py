@@ -19,7 +19,7 @@ from kvpool.engine.threads import WorkerThreads
 from kvpool.transfer.channel import Caller
 from kvpool.transfer.offer import Offer, OfferError, read_offer
 from kvpool.transfer.pull import Wanted
-from kvpool.transfer.release import release
+from kvpool.transfer.release import Releaser
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -31,7 +31,6 @@ logger = init_logger("vllm.kvpool")
 
 USED = 65536
 USED_S = 3600.0
-DEAD_S = 5.0
 
 
 class Phase(enum.Enum):
@@ -62,9 +61,8 @@ class DecodeSide:
         self._used = RecentSet(USED, USED_S)  # transfers that have been pulled: they cannot be pulled twice
         self._pulls: list[PullJob] = []
         self._pulling: dict[str, PullJob] = {}  # by request, until all ranks have returned
-        self._caller = Caller(setup.secret.value)
+        self._releaser = Releaser(Caller(setup.secret.value))
         self._releases = WorkerThreads("release", 2)
-        self._dead = RecentSet(256, DEAD_S)  # prefill engines that did not answer a release
         self._log = LogGate()
 
     # ---- requests -----------------------------------------------------------------------------------------------------------
@@ -162,13 +160,7 @@ class DecodeSide:
         return [other for other in self._sharers[arrival.offer.transfer_id] if other is not arrival]
 
     def _release(self, offer: Offer, reason: str, pull: str = "") -> None:
-        self._releases.submit(lambda: self._tell(offer, reason, pull))
-
-    def _tell(self, offer: Offer, reason: str, pull: str) -> None:
-        """In a thread. Prefill that does not answer is left alone for a while, so that others are told in time."""
-        where = (offer.host, offer.port)
-        if where not in self._dead and not release(self._caller, offer, reason, pull):
-            self._dead.add([where])
+        self._releases.submit(lambda: self._releaser.release(offer, reason, pull))
 
     # ---- steps --------------------------------------------------------------------------------------------------------------
 
@@ -198,4 +190,4 @@ class DecodeSide:
 
     def shutdown(self) -> None:
         self._releases.close(2.0)
-        self._caller.close()
+        self._releaser.close()

@@ -38,6 +38,7 @@ class TransferMetadata(KVConnectorMetadata):
 
     met: bool = False  # the scheduler has heard of all ranks
     probe: str = ""
+    withdraws: list[str] = field(default_factory=list)  # published transfers that nobody will fetch any more
     publishes: list[PublishJob] = field(default_factory=list)
     pulls: list[PullJob] = field(default_factory=list)
 

@@ -12,13 +12,15 @@ TRANSFER_METRICS: dict[str, Metric] = {
         Metric(
             "unread_offers",
             "counter",
-            "Of these, how many were not read to the end: `released` by decode or a proxy, or `lost` (time up, reset, no room)",
+            "Of these, how many were not read to the end: `released` by decode or a proxy, `unpublished` (no room in the transfer "
+            "buffer, or the copy failed), or `lost` (time up, reset)",
             ("reason",),
         ),
         Metric(
             "withheld_offers",
             "counter",
-            "Prefill: finished requests not offered because too much is held for decode already (`blocks`): decode computes",
+            "Prefill: requests not offered, so that decode computes: too much is held for decode already (`blocks`), or "
+            "KVPOOL_SECRET is set and the request is not signed with it (`unsigned`)",
             ("reason",),
         ),
         Metric("open_offers", "gauge", "Prefill: offers that have not ended"),

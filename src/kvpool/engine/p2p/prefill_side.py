@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
+from kvpool.core.signed_fields import verify_fields
 from kvpool.engine.agreement import Agreement
 from kvpool.engine.log_gate import LogGate
 from kvpool.engine.p2p.messages import PublishJob, TransferMetadata, TransferReport
@@ -25,15 +26,13 @@ from kvpool.engine.p2p.stats import TransferStats
 from kvpool.engine.pins import BlockPins
 from kvpool.engine.setup import host_identity
 from kvpool.engine.stats import labelled
-from kvpool.engine.threads import WorkerThreads
 from kvpool.transfer import build_engine
 from kvpool.transfer.base import StagedEngine
 from kvpool.transfer.channel import Responder
 from kvpool.transfer.ledger import Ledger
 from kvpool.transfer.messages import RankLayout
-from kvpool.transfer.names import choice_of, object_keys
-from kvpool.transfer.offer import Offer
-from kvpool.transfer.plan import publishes
+from kvpool.transfer.offer import Offer, is_transfer_id
+from kvpool.transfer.secret import VARIABLE
 from kvpool.transfer.service import TransferService
 
 if TYPE_CHECKING:
@@ -68,14 +67,11 @@ class PrefillSide:
         self._layouts: dict[int, RankLayout] = {}
         self._ledger = Ledger(setup.options.decode.tp_size, setup.hold_s)
         self._service = TransferService(self._ledger, setup.options.decode.tp_size, setup.engine, setup.pool)
-        engine = build_engine(setup.engine, setup.engine_settings("cpu"))
-        self._staging = engine if isinstance(engine, StagedEngine) else None
-        if self._staging is not None:
-            self._staging.open([])  # to withdraw what nobody has fetched
+        self._staged = isinstance(build_engine(setup.engine, setup.engine_settings("cpu")), StagedEngine)
         self._sendings: dict[str, Sending] = {}
         self._publishes: list[PublishJob] = []
         self._jobs = 0
-        self._withdrawals = WorkerThreads("withdraw", 1)
+        self._withdraws: list[str] = []
         self._log = LogGate()
         self._stats = TransferStats()
         self._told_gauges: dict[str, float] = {}
@@ -116,6 +112,23 @@ class PrefillSide:
 
     # ---- transfers ----------------------------------------------------------------------------------------------------------
 
+    def greet(self, request: Request) -> None:
+        """A request has come. Anybody may put params into it: where there is a secret, only who knows it makes us keep KV."""
+        self.sweep()
+        params, secret = request.kv_transfer_params, self._setup.secret
+        if secret.kind != "shared" or not params or not params.get("do_remote_decode") or verify_fields(secret.value, params):
+            return
+        request.kv_transfer_params = None
+        self._stats.add(labelled("withheld_offers", reason="unsigned"))
+        if (more := self._log.ask("unsigned")) is not None:
+            logger.warning(
+                "kvpool: request %s asks us to keep its KV, but the signature of its kv_transfer_params is missing, wrong or too "
+                "old: it is only computed. With %s, send requests through a proxy that has the same%s",
+                request.request_id,
+                VARIABLE,
+                more,
+            )
+
     def finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         """The params of the answer, where the request asked for a transfer and its prompt has been computed."""
         self.sweep()
@@ -144,18 +157,19 @@ class PrefillSide:
                     more,
                 )
             return None
-        return self._offer(request, prompt, tables)
+        return self._offer(request, params.get("transfer_id"), prompt, tables)
 
-    def _offer(self, request: Request, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-        setup, transfer_id = self._setup, secrets.token_hex(16)
+    def _offer(self, request: Request, asked: object, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+        """``asked``: the id that the proxy has thought of, by which it can release an offer that it has never seen."""
+        setup = self._setup
+        transfer_id = str(asked) if is_transfer_id(asked) and not self._ledger.knows(str(asked)) else secrets.token_hex(16)
         self._jobs += 1
-        staged = self._staging is not None
         self._stats.add("offers")
         self._pins.pin(self._jobs, [block for table in tables for block in table if block], saving=False)
-        self._ledger.open(transfer_id, prompt, tables, staged)
+        self._ledger.open(transfer_id, prompt, tables, self._staged)
         until = time.monotonic() + setup.hold_s
-        self._sendings[transfer_id] = Sending(self._jobs, tables, setup.world_size if staged else 0, until)
-        if staged:
+        self._sendings[transfer_id] = Sending(self._jobs, tables, setup.world_size if self._staged else 0, until)
+        if self._staged:
             self._publishes.append(PublishJob(transfer_id, tables))
         logger.debug("kvpool: transfer %s: request %s is offered", transfer_id, request.request_id)
         offer = Offer(transfer_id, self._service.instance, setup.host, setup.port, request.num_prompt_tokens)
@@ -178,7 +192,9 @@ class PrefillSide:
         for closed in self._ledger.take_closed():
             sending = self._sendings.get(closed.transfer_id)
             if closed.reason:
-                self._stats.add(labelled("unread_offers", reason="released" if closed.released else "lost"))
+                unpublished = sending is not None and sending.failure
+                reason = "released" if closed.released else "unpublished" if unpublished else "lost"
+                self._stats.add(labelled("unread_offers", reason=reason))
             if closed.reason and not closed.released and (more := self._log.ask("unread")) is not None:
                 logger.warning("kvpool: transfer %s was not read to the end: %s%s", closed.transfer_id, closed.reason, more)
             if sending is not None:
@@ -199,31 +215,21 @@ class PrefillSide:
             return
         self._unpin(sending)
         del self._sendings[transfer_id]
-        staging = self._staging
-        if staging is not None:
-            keys = self._object_keys(transfer_id, sending)
-            self._withdrawals.submit(lambda: staging.withdraw(keys))
+        if self._staged:
+            self._withdraws.append(transfer_id)
 
     def _unpin(self, sending: Sending) -> None:
         if sending.pinned:
             sending.pinned = False
             self._pins.unpin(sending.job_id)
 
-    def _object_keys(self, transfer_id: str, sending: Sending) -> list[bytes]:
-        choice, keys = choice_of(transfer_id), []
-        for layout in self._service.ranks:
-            for index, span in enumerate(layout.spans):
-                if publishes(span, choice):
-                    blocks = [i for i, block in enumerate(sending.tables[span.group]) if block]
-                    keys += object_keys(transfer_id, layout.rank, index, blocks)
-        return keys
-
     # ---- steps --------------------------------------------------------------------------------------------------------------
 
     def plan_step(self) -> TransferMetadata:
         self.sweep()
-        publishes_now, self._publishes = self._publishes, []
-        return TransferMetadata(met=len(self._layouts) == self._setup.world_size, publishes=publishes_now)
+        meta = TransferMetadata(len(self._layouts) == self._setup.world_size, withdraws=self._withdraws, publishes=self._publishes)
+        self._withdraws, self._publishes = [], []
+        return meta
 
     def busy(self) -> bool:
         """Whether the engine should keep stepping to hear of copies."""
@@ -251,6 +257,3 @@ class PrefillSide:
 
     def shutdown(self) -> None:
         self._responder.close()
-        self._withdrawals.close(2.0)
-        if self._staging is not None:
-            self._staging.close()

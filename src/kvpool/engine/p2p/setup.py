@@ -62,7 +62,9 @@ class PullSetup:
     def engine_settings(self, device: str) -> EngineSettings:
         options = self.options
         root = Path(options.transfer_root) if options.transfer_root is not None else None
-        return EngineSettings(self.host, self.producer, device, options.transfer_protocol, root, options.transfer_buffer_size)
+        return EngineSettings(
+            self.host, self.producer, device, options.transfer_protocol, root, options.transfer_buffer_size, self.hold_s
+        )
 
 
 def read_pull_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> PullSetup:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 PULL_THREADS = 4
+ROOM_S = 2.0  # how long a transfer may wait for others to be read before it is refused
+ROOM_RETRY_S = 0.02  # at first, then doubled: each try copies until there is no room
 CLOSE_SECONDS = 3.0
 
 
@@ -56,6 +58,7 @@ class TransferWorker:
         self._puller: Puller | None = None
         self._caller = Caller(setup.secret.value)
         self._threads = WorkerThreads("transfer", 1 if setup.producer else PULL_THREADS, device.bind_thread)
+        self._withdrawals = WorkerThreads("withdraw", int(setup.producer))  # of its own: a copy may wait for the room that it makes
         self._lock = threading.Lock()
         self._running = 0
         self._finished: set[str] = set()
@@ -82,18 +85,23 @@ class TransferWorker:
     def begin_step(self, meta: TransferMetadata) -> None:
         """What finished before this step is whole once its event has passed."""
         self._met = self._met or meta.met
+        if meta.withdraws:
+            engine = self._engine
+            assert isinstance(engine, StagedEngine)
+            self._withdrawals.submit(lambda: [engine.withdraw(transfer_id) for transfer_id in meta.withdraws])
         if meta.publishes:
             written = self._device.record()
             for job in meta.publishes:
                 self._start()
-                ticket = self._threads.submit(lambda job=job: self._publish(job, written))  # type: ignore[misc]
+                wait_until = time.monotonic() + ROOM_S
+                ticket = self._threads.submit(lambda job=job, until=wait_until: self._publish(job, written, until))  # type: ignore[misc]
                 ticket.then(lambda ended, job=job: self._published_one(job, _failure(ended)))  # type: ignore[misc]
 
-    def _publish(self, job: PublishJob, written: Event) -> str:
+    def _publish(self, job: PublishJob, written: Event, wait_until: float) -> str:
         """What went wrong; "" where all that this rank publishes has been copied."""
         began = time.monotonic()
         written.wait()
-        failure = self._copy_out(job)
+        failure = self._copy_out(job, wait_until)
         logger.debug("kvpool: transfer %s: published in %.1f ms", job.transfer_id, (time.monotonic() - began) * 1000)
         return failure
 
@@ -105,7 +113,7 @@ class TransferWorker:
             self._running -= 1
             self._published.setdefault(job.transfer_id, []).append(failure)
 
-    def _copy_out(self, job: PublishJob) -> str:
+    def _copy_out(self, job: PublishJob, wait_until: float) -> str:
         engine, layout, described = self._engine, self._layout, self._described
         assert isinstance(engine, StagedEngine)
         assert layout is not None
@@ -117,7 +125,12 @@ class TransferWorker:
                 continue
             keys = object_keys(job.transfer_id, described.rank, index, [i for i, _ in blocks])
             batch = Batch(keys, one.addresses([block for _, block in blocks]), one.sizes)
-            result = engine.publish(batch, max(0.0, end - time.monotonic()))
+            result = engine.publish(job.transfer_id, batch, max(0.0, end - time.monotonic()))
+            pause = ROOM_RETRY_S
+            while result.status is Status.NO_SPACE and time.monotonic() + pause < wait_until:
+                time.sleep(pause)
+                pause *= 2
+                result = engine.publish(job.transfer_id, batch, max(0.0, end - time.monotonic()))
             if result.status is Status.NO_SPACE:
                 return f"no space for {len(blocks) * one.object_nbytes} bytes: raise transfer_buffer_size, or room in shared memory"
             if result.status is not Status.OK:
@@ -204,7 +217,7 @@ class TransferWorker:
 
     def shutdown(self) -> None:
         """Finish what is queued, within a few seconds. Idempotent."""
-        quiet = self._threads.close(CLOSE_SECONDS)
+        quiet = self._threads.close(CLOSE_SECONDS) and self._withdrawals.close(CLOSE_SECONDS)
         self._caller.close()
         if self._engine is not None and quiet:
             self._engine.close()

@@ -23,7 +23,7 @@ from kvpool.ops.launch import LaunchOptions, Place, Plan, launched, make_plan, p
 
 MODEL = "smollm2"
 DAYS, BLOCK, MAX_TOKENS = 16, 32, 96
-READY_S, STORED_S = 300.0, 20.0
+READY_S, STORED_S = 600.0, 20.0
 WARM_UP = "Say hello to the harbour, to the sea and to everybody on the quay."
 QUESTIONS = (document.QUESTION + " Describe the tower and the work of the keeper.", "Thank you. How far is the light seen?")
 ENGINE = f"--dtype float32 --enforce-eager --max-model-len 4096 --max-num-batched-tokens 4096 --max-num-seqs 4 --block-size {BLOCK}"
@@ -53,12 +53,18 @@ def run(say: Say) -> int:
     with _engines(options, say, plain_plan) as plan:
         alone = _converse(plan, say)
     _show(pair, alone)
+    line, code = verdict(pair, alone)
+    print(line, flush=True)
+    return code
+
+
+def verdict(pair: list[Turn], alone: list[Turn]) -> tuple[str, int]:
+    """The last line, and the exit status."""
     identical = [turn.said.text for turn in pair] == [turn.said.text for turn in alone]
     on_decode = max(turn.sources["decode"][0] for turn in pair)
     hit = pair[1].pool_hit_tokens
     figures = f"prefill_tokens_on_decode={on_decode} second_turn_pool_hit_tokens={hit}"
-    print(f"RESULT identical={str(identical).lower()} {figures}", flush=True)
-    return 0 if identical and on_decode <= 1 and hit > 0 else 1
+    return f"RESULT identical={str(identical).lower()} {figures}", 0 if identical and on_decode <= 1 and hit > 0 else 1
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from kvpool.ops.doctor.rules.configuration import judge_configuration, judge_rol
 from kvpool.options.ascend_store import BACKENDS, AscendStoreOptions, BackendName
 from kvpool.options.backend import CONFIG_VARIABLE
 from kvpool.options.backend_file import BackendFile, read_backend_file
-from kvpool.options.check import TRANSFER, check, file_kind
+from kvpool.options.check import TRANSFER, FileKind, check, file_kind
 from kvpool.options.commands import parse_command
 from kvpool.options.configfile import read_text
 from kvpool.options.cross_check import SWITCHES, Parts, read_commands, read_meta
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
+from kvpool.options.jsonfile import read_json
 from kvpool.options.load import read_ascend_store
 from kvpool.options.memcache_conf import LocalConf, read_meta_conf
 from kvpool.options.memcache_rules import SERIES
@@ -132,7 +133,7 @@ def _read_configs(configs: Sequence[str]) -> Given:
     given = Given()
     for config in configs:
         text = config if config.lstrip().startswith("{") else read_text(config, "--config")
-        kind = file_kind(TRANSFER if text is config else config, text)
+        kind = _kind(config, text)
         if kind == TRANSFER:
             if given.transfer is not None:
                 raise OptionError("--config", config, "is a second kv-transfer-config: look at one engine at a time")
@@ -144,6 +145,16 @@ def _read_configs(configs: Sequence[str]) -> Given:
         else:
             given.files.append(config)
     return given
+
+
+def _kind(config: str, text: str) -> FileKind:
+    """What ``--config`` gave; JSON that cannot be read is refused where it is wrong."""
+    if text is config:
+        read_json(text, "--config")
+    try:
+        return file_kind(TRANSFER if text is config else config, text)
+    except OptionError as error:
+        raise error if error.key != "--file" else OptionError("--config", config, error.reason) from None
 
 
 def _parse(raw: Mapping[str, object], env: Mapping[str, str], deployment: Deployment) -> ParsedTransfer | None:

@@ -20,8 +20,10 @@ WILDCARDS = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a launch happens. ``folder`` holds logs and temporary files, ``shared`` (in shared memory) local pools, and sockets: its
-    path is short. ``ports`` by flag; ``cpus`` and ``devices`` are the numbers that may be used."""
+    """Where a launch happens. ``folder`` holds logs and temporary files; ``shared``, in shared memory, local pools, and
+    sockets, whose paths must be short.
+
+    ``ports`` by flag; ``cpus`` and ``devices`` are the numbers that may be used."""
 
     folder: str
     shared: str

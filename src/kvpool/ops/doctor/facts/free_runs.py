@@ -25,11 +25,12 @@ _WORDS = 1 << 21
 class FreeRuns:
     """Aligned runs that are free now: ``small`` of 2 MiB, ``large`` of 1 GiB; ``longest`` run of any kind in bytes.
 
-    None where the kernel does not show them to this user, or there was no time."""
+    None where the kernel does not show them to this user. ``partial``: there was no time for all memory, so there may be more."""
 
     small: int | None = None
     large: int | None = None
     longest: int | None = None
+    partial: bool = False
 
 
 def read_free_runs(host: Host, page: int | None = None, deadline_s: float = SCAN_S) -> FreeRuns:
@@ -60,15 +61,16 @@ def _blocks(counts: list[int], page: int, nbytes: int) -> int | None:
 
 
 def _scan(host: Host, page: int, deadline_s: float) -> FreeRuns | None:
-    """Count free runs page by page; None where the file cannot be read to its end in time."""
+    """Count free runs page by page, as many as there is time for; None where that finds none, or the file cannot be read."""
     end = time.monotonic() + deadline_s
     small = large = longest = run = 0
     per_large, per_small = GIB // page, HUGE_PAGE // page
     rest = np.zeros(0, dtype=bool)
+    late = False
     with suppress(OSError), host.place("/proc/kpageflags").open("rb", buffering=0) as file:
         while chunk := file.read(_WORDS * 8):
-            if time.monotonic() > end:
-                return None
+            if late := time.monotonic() > end:
+                break
             free = (np.frombuffer(chunk[: len(chunk) // 8 * 8], dtype=np.uint64) & FREE) != 0
             longest, run = _longest(free, longest, run)
             rest = np.concatenate([rest, free])
@@ -76,7 +78,7 @@ def _scan(host: Host, page: int, deadline_s: float) -> FreeRuns | None:
             small += _whole(rest[:whole], per_small)
             large += _whole(rest[:whole], per_large)
             rest = rest[whole:]
-        return FreeRuns(small + _whole(rest, per_small), large, longest * page) if longest else None
+        return FreeRuns(small + _whole(rest, per_small), large, longest * page, late) if longest else None
     return None
 
 

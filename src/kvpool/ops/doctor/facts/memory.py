@@ -24,7 +24,9 @@ NO_LIMIT = 1 << 60  # the first version of control groups writes a number of thi
 class Memory:
     """Bytes; None where unknown. ``shm_total`` and ``shm_free`` are of /dev/shm, ``pool`` is what the local pool has there already.
 
-    ``limit`` is the lowest limit of the control groups, ``locked`` how much a process may lock (-1: no limit)."""
+    ``cached`` is what dropping the page cache can free: without shared memory, which the kernel counts as cached too.
+    ``limit`` is the lowest limit of the control groups, None where there is none; ``groups`` tells whether they can be seen.
+    ``locked`` is how much a process may lock (-1: no limit)."""
 
     total: int | None = None
     free: int | None = None
@@ -34,6 +36,7 @@ class Memory:
     shm_free: int | None = None
     pool: int = 0
     limit: int | None = None
+    groups: bool = False
     locked: int | None = None
 
 
@@ -49,11 +52,12 @@ def read_memory(host: Host, pool_folder: str = "") -> Memory:
         total=sizes.get("MemTotal"),
         free=sizes.get("MemFree"),
         available=sizes.get("MemAvailable"),
-        cached=sizes.get("Cached"),
+        cached=max(0, sizes["Cached"] - sizes.get("Shmem", 0)) if "Cached" in sizes else None,
         shm_total=shm_total,
         shm_free=shm_free,
         pool=_allocated(Path(pool_folder)) if pool_folder else 0,
         limit=None if limit is None or limit >= NO_LIMIT else limit,
+        groups=host.text("/proc/self/cgroup") is not None and bool(host.names("/sys/fs/cgroup")),
         locked=None if resource is None else _lockable(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
     )
 

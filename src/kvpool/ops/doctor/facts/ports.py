@@ -14,6 +14,8 @@ from kvpool.options.addresses import host_of, is_wildcard, port_of
 
 CONNECT_S = 2.0
 RESOLVE_S = 5.0
+MAX_ADDRESSES = 4
+Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +69,34 @@ def try_bind(endpoint: Endpoint) -> Tried:
 
 
 def try_connect(endpoint: Endpoint) -> Tried:
-    """Does anybody accept a connection there? ``text`` is how long it took, or why not."""
+    """Does anybody accept a connection at one of the addresses of the name? ``text`` is how long it took, or why not."""
     host, port = host_of(endpoint.address), port_of(endpoint.address)
     if is_wildcard(endpoint.address):
         host = "127.0.0.1"
     resolved = within(RESOLVE_S, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     if not resolved:
         return Tried(endpoint, False, f"the name {host} cannot be resolved")
-    family, kind, protocol, _, address = resolved[0]
-    here = bool(is_own(str(address[0])))
-    began = time.monotonic()
-    with socket.socket(family, kind, protocol) as probe:
-        probe.settimeout(CONNECT_S)
-        try:
+    here = any(is_own(str(address[0])) for *_, address in resolved)
+    text = ""
+    for family, kind, protocol, _, address in resolved[:MAX_ADDRESSES]:
+        began = time.monotonic()
+        text = _refusal(family, kind, protocol, address)
+        if not text:
+            return Tried(endpoint, True, f"{(time.monotonic() - began) * 1000:.1f} ms", here)
+    return Tried(endpoint, False, text, here)
+
+
+def _refusal(family: int, kind: int, protocol: int, address: Address) -> str:
+    """Why nobody accepts a connection at this one address; "" where somebody does."""
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.settimeout(CONNECT_S)
             probe.connect(address)
-        except TimeoutError:
-            return Tried(endpoint, False, f"no answer within {CONNECT_S:g} s", here)
-        except OSError as error:
-            return Tried(endpoint, False, error.strerror or str(error), here)
-    return Tried(endpoint, True, f"{(time.monotonic() - began) * 1000:.1f} ms", here)
+    except TimeoutError:
+        return f"no answer within {CONNECT_S:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def is_own(address: str) -> bool | None:

@@ -16,9 +16,14 @@ LOCK = Check(AREA, "IPC_LOCK", "memory may be pinned (--cap-add=IPC_LOCK)", f"{I
 PTRACE = Check(AREA, "SYS_PTRACE", "transfer_engine process_vm may read other processes", "transfer_engine process_vm")
 CHECKS = (NETWORK, PRIVILEGED, LOCK, PTRACE)
 
+NEEDED = "the host's network"
+FIX = "--net=host (in Kubernetes hostNetwork: true), or publish every port of the store"
+
 
 def judge_container(facts: Container, need: Need) -> list[Finding]:
     found: list[Finding] = []
+    if facts.inside is None and (need.npu or need.several_hosts):
+        found.append(NETWORK.unknown("whether this is a container is not shown", NEEDED, FIX))
     if facts.inside:
         if need.npu or need.several_hosts:
             found.append(_network(facts))
@@ -34,10 +39,9 @@ def judge_container(facts: Container, need: Need) -> list[Finding]:
 def _network(facts: Container) -> Finding:
     if facts.host_network:
         return NETWORK.ok("devices of the host's network are seen")
-    found = "no network device of the host is seen"
-    return NETWORK.warning(
-        found, "the host's network", "--net=host (in Kubernetes hostNetwork: true), or publish every port of the store"
-    )
+    if facts.host_network is None:
+        return NETWORK.unknown("network devices cannot be listed", NEEDED, FIX)
+    return NETWORK.warning("no network device of the host is seen", NEEDED, FIX)
 
 
 def _privileged(facts: Container) -> Finding:

@@ -22,7 +22,9 @@ INTERFACES = Check(
     AREA, "interfaces", "HCCL_, GLOO_ and TP_SOCKET_IFNAME name an interface of this host", "series a2; a3 over RoCE"
 )
 ADDRESS = Check(AREA, "interface address", "HCCL_IF_IP is an address of this host", "series a2; a3 over RoCE")
-HCCS = Check(AREA, "hccs", "ACL_OP_INIT_MODE=1; with Mooncake ASCEND_ENABLE_USE_FABRIC_MEM=1", "series a3, not over RoCE")
+HCCS = Check(
+    AREA, "hccs", "ACL_OP_INIT_MODE=1; with mooncake and memcache ASCEND_ENABLE_USE_FABRIC_MEM=1", "series a3, not over RoCE"
+)
 A5_LINK = Check(AREA, "uboe or ub", "ASCEND_GLOBAL_RESOURCE_CONFIG (UBOE) or ASCEND_LOCAL_COMM_RES (UB)", "series a5")
 RESOURCES = Check(AREA, "resources", "ASCEND_GLOBAL_RESOURCE_CONFIG is JSON with known fields", "series a2, a3, a5")
 TOOLKIT = Check(AREA, "toolkit", "set_env.sh of CANN was sourced", "series a2, a3, a5")
@@ -31,7 +33,8 @@ LIBRARIES = Check(AREA, "libraries", "LD_LIBRARY_PATH has the store's libraries"
 CPU_SPACE = Check(AREA, "cpu cache", "VLLM_CPU_KVCACHE_SPACE leaves memory for the pool", "series cpu")
 CHECKS = (SEED, CONFIG, ROCE, INTERFACES, ADDRESS, HCCS, A5_LINK, RESOURCES, TOOLKIT, DEVICES, LIBRARIES, CPU_SPACE)
 
-IFNAMES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+HCCL_IFNAME = "HCCL_SOCKET_IFNAME"
+IFNAMES = (HCCL_IFNAME, "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 UBOE = '{"comm_resource_config.protocol_desc":["uboe:device"]}'
 UB = '{"version":"1.3"}'
 
@@ -98,16 +101,22 @@ def _interfaces(files: Files, need: Need) -> list[Finding]:
             found.append(INTERFACES.failure(f"{variable} is unset", "an interface", f"export {variable}=<one of {known or '…'}>"))
         elif names is None:
             found.append(INTERFACES.unknown(f"{variable}={value}", "an interface of this host", "compare with `ip -br link`"))
-        elif not any(_selects(value, name) for name in names):
+        elif not any(_selects(variable, value, name) for name in names):
             found.append(INTERFACES.failure(f"{variable}={value}", f"one of {known}", f"export {variable} with one of these"))
         else:
             found.append(INTERFACES.ok(f"{variable}={value}"))
     return found
 
 
-def _selects(value: str, name: str) -> bool:
-    """HCCL takes prefixes, = for exact names, and lists."""
-    return any(name == item[1:] if item.startswith("=") else item and name.startswith(item) for item in value.split(","))
+def _selects(variable: str, value: str, name: str) -> bool:
+    """HCCL takes a list of prefixes, after = of whole names, after ^ of what not to use; the others take whole names only."""
+    if variable != HCCL_IFNAME:
+        return name in value.split(",")
+    others = value.startswith("^")
+    value = value.removeprefix("^")
+    items = [item for item in value.removeprefix("=").split(",") if item]
+    named = name in items if value.startswith("=") else name.startswith(tuple(items))
+    return name != "lo" and not named if others else named
 
 
 def _address(ports: Ports, need: Need) -> Finding:
@@ -122,7 +131,7 @@ def _address(ports: Ports, need: Need) -> Finding:
 
 
 def _hccs(need: Need) -> Finding:
-    wanted = ["ACL_OP_INIT_MODE"] + ([FABRIC_MEMORY] if need.backend == "mooncake" else [])
+    wanted = ["ACL_OP_INIT_MODE"] + ([FABRIC_MEMORY] if need.backend in ("mooncake", "memcache") else [])
     missing = [name for name in wanted if need.env.get(name) != "1"]
     needed = " ".join(f"{name}=1" for name in wanted)
     if missing:

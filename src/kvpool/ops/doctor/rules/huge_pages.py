@@ -14,7 +14,7 @@ AREA = "huge pages"
 WHO = "a Yuanrong worker with huge pages, remote H2D, memcache over host_tcp; mooncake and memcache on NPUs over RoCE"
 TOTAL = Check(AREA, "reserved", "huge pages of 2 MiB are reserved", WHO)
 FREE = Check(AREA, "free", "as many of them are free", WHO)
-NODE = Check(AREA, "numa nodes", "every NUMA node has free ones", WHO)
+NODE = Check(AREA, "numa nodes", "every NUMA node has its share of them free", WHO)
 RUNS = Check(AREA, "free runs", "free runs of 1 GiB and 2 MiB suffice for the pool", "mooncake and memcache on series a2, a3, a5")
 CHECKS = (TOTAL, FREE, NODE, RUNS)
 COMPACT = "echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memory (as root, when no engine runs)"
@@ -52,12 +52,13 @@ def _nodes(facts: HugePages, count: int) -> list[Finding]:
     """Memory far from its NPU is slow, and a worker that is bound to a node finds none on another."""
     if len(facts.nodes) < 2:
         return []
-    bare = [pages.node for pages in facts.nodes if not pages.free]
     shown = ", ".join(f"node{pages.node} {pages.free} of {pages.total}" for pages in facts.nodes)
     share = -(-count // len(facts.nodes))
-    if bare:
-        path = f"{NODES}/node{bare[0]}/hugepages/hugepages-2048kB/nr_hugepages"
-        return [NODE.warning(f"free: {shown}", f"about {share} on each", f"echo {share} > {path}, and so for each node")]
+    short = [pages for pages in facts.nodes if pages.free < share]
+    if short:
+        path = f"{NODES}/node{short[0].node}/hugepages/hugepages-2048kB/nr_hugepages"
+        fix = f"echo {short[0].total + share - short[0].free} > {path} (as root), and so for each node that is short"
+        return [NODE.warning(f"free: {shown}", f"about {share} on each", fix)]
     return [NODE.ok(f"free: {shown}", f"about {share} on each")]
 
 
@@ -65,12 +66,17 @@ def _runs(runs: FreeRuns, need: Need) -> Finding:
     """Fewer free runs than needed may still do: the kernel can move pages. It is a warning, never a failure."""
     nbytes = sum(amount.nbytes for amount in memory_amounts(need))
     large, small = whole_gib(nbytes), huge_pages(nbytes)
-    needed = f"{large} of 1 GiB or {small} of 2 MiB" if nbytes else "runs of 1 GiB or 2 MiB"
+    needed = f"{large} of 1 GiB, and in all {small} of 2 MiB" if nbytes else "runs of 1 GiB and 2 MiB"
     if runs.small is None:
         return RUNS.unknown("free runs are not shown", needed, "run doctor as root on the host, which can read /proc/kpageflags")
     longest = f", the longest {runs.longest / GIB:.2f} GiB" if runs.longest is not None else ""
     of_large = f"{runs.large} of 1 GiB" if runs.large is not None else "those of 1 GiB are not shown (root sees them)"
     shown = f"{runs.small} free runs of 2 MiB, {of_large}{longest}"
-    if runs.small < max(small, 1) or (runs.large is not None and runs.large < max(large, 1)):
-        return RUNS.warning(shown, needed, COMPACT)
-    return RUNS.ok(shown, needed)
+    enough = runs.small >= max(small, 1) and (runs.large is None or runs.large >= max(large, 1))
+    if runs.partial:
+        shown = f"at least {shown}"
+    if enough:
+        return RUNS.ok(shown, needed)
+    if runs.partial:
+        return RUNS.unknown(f"{shown}; there was no time for all memory", needed, f"if the pool then lacks memory: {COMPACT}")
+    return RUNS.warning(shown, needed, COMPACT)

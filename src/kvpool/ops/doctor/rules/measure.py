@@ -13,6 +13,10 @@ CHECKS = (SPEED,)
 LOWEST_GBPS = {"local": 1.0, "mooncake": 0.2, "memcache": 0.2, "yuanrong": 0.2}
 """GB/s of a get below which something is wrong with the path rather than slow: measured ones are five times that and more."""
 
+MAKE_ROOM = (
+    "make room in shared memory (for a container --shm-size), or set local_pool_root to a folder that this user may write to"
+)
+
 
 def judge_measure(measured: Measured | None, need: Need) -> list[Finding]:
     lowest = LOWEST_GBPS[need.backend]
@@ -22,9 +26,8 @@ def judge_measure(measured: Measured | None, need: Need) -> list[Finding]:
             return []
         return [SPEED.unknown("not measured", needed, "give --measure: it writes 64 MB to the store and removes them again")]
     if measured.error:
-        return [
-            SPEED.failure(measured.error, needed, "start the store's services and correct its configuration, then measure again")
-        ]
+        services = "start the store's services and correct its configuration, then measure again"
+        return [SPEED.failure(measured.error, needed, MAKE_ROOM if need.backend == "local" else services)]
     shown = f"put {measured.put_gbps:.2f} GB/s, get {measured.get_gbps:.2f} GB/s"
     if not measured.same:
         return [

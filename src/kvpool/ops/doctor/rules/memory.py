@@ -72,9 +72,12 @@ def _shared(facts: Memory, amounts: Sequence[Amount]) -> list[Finding]:
 
 
 def _limit(facts: Memory, amounts: Sequence[Amount]) -> list[Finding]:
-    if not amounts or facts.limit is None:
-        return [LIMIT.ok("no limit")] if amounts else []
+    if not amounts:
+        return []
     total, needed = _told(amounts)
+    if facts.limit is None:
+        look = "look at memory.max of the container, or at what its --memory or resources.limits.memory says"
+        return [LIMIT.ok("no limit", needed) if facts.groups else LIMIT.unknown("not shown", needed, look)]
     if total > facts.limit:
         fix = "raise the limit (--memory, resources.limits.memory): the kernel kills who exceeds it; pages of the pool count too"
         return [LIMIT.failure(f"{gib(facts.limit)} allowed", needed, fix)]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from kvpool.ops.doctor.facts.npu_tools import NpuTools
 from kvpool.ops.doctor.finding import Check, Finding
 from kvpool.ops.doctor.need import Need
+from kvpool.options.yuanrong_json import YuanrongOptions
 
 AREA = "npu tools"
 NPUS = "series a2, a3, a5"
+WHO = "series a2; a3 over RoCE; remote H2D of yuanrong"
 SMI = Check(AREA, "npu-smi", "npu-smi info works", NPUS)
 TOPOLOGY = Check(AREA, "topology", "npu-smi info -t topo works", NPUS)
-HCCN = Check(AREA, "hccn_tool", "hccn_tool is there", "series a2; a3 over RoCE")
-LINK = Check(AREA, "link", "hccn_tool -link: every NPU's link is UP", "series a2; a3 over RoCE")
-ADDRESS = Check(AREA, "address", "hccn_tool -ip: every NPU has an address", "series a2; a3 over RoCE")
+HCCN = Check(AREA, "hccn_tool", "hccn_tool is there", WHO)
+LINK = Check(AREA, "link", "hccn_tool -link: every NPU's link is UP", WHO)
+ADDRESS = Check(AREA, "address", "hccn_tool -ip: every NPU has an address", WHO)
 PING = Check(AREA, "ping", "hccn_tool -ping: NPUs of other hosts answer", "--npu-peer is given")
 VERIFY = Check(AREA, "operator signatures", "HDK does not refuse the store's own operators", "memcache on series a5")
 CHECKS = (SMI, TOPOLOGY, HCCN, LINK, ADDRESS, PING, VERIFY)
@@ -24,7 +26,7 @@ def judge_npu_tools(facts: NpuTools, need: Need) -> list[Finding]:
     if not need.npu:
         return []
     found = [_smi(facts), *_topology(facts)]
-    if need.roce:
+    if need.roce or (isinstance(need.conf, YuanrongOptions) and need.conf.enable_remote_h2d):
         found += _hccn(facts)
     found += [_ping(peer, good) for peer, good in facts.pings]
     if need.npu_peers and not facts.pings:

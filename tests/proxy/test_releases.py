@@ -1,0 +1,234 @@
+"""What decode does not fetch, prefill lets go at once: stand-ins for engines, prefill's with the real channel and books."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kvpool.core.signed_fields import verify_fields
+from kvpool.proxy import releases
+from kvpool.transfer.channel import Responder
+from kvpool.transfer.ledger import Ledger
+from kvpool.transfer.offer import Offer
+from kvpool.transfer.secret import Secret
+from kvpool.transfer.service import TransferService
+from tests.proxy.fakes import Engine
+from tests.proxy.harness import SECRET, Running, engines, proxy, run, until
+
+PULL = "the pull of decode"
+
+
+class Keeper:
+    """The part of prefill that keeps offers."""
+
+    def __init__(self, engine: Engine, secret: bytes = SECRET.encode()) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.secret = Secret(secret, "shared")
+        self.ledger = Ledger(1, 600.0)
+        self.service = TransferService(self.ledger, 1, "process_vm", {})
+        self.responder = Responder("127.0.0.1", self.port, secret, self.service.answer)
+        self.forgets_to_answer = False
+        engine.answer = self.answer
+
+    async def answer(self, seen: Any, request: web.Request) -> web.StreamResponse:
+        assert verify_fields(SECRET.encode(), seen.params)
+        transfer_id = seen.params["transfer_id"]
+        if self.forgets_to_answer:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.ledger.open(transfer_id, "prompt", ((1,),), staged=False)  # it was about to answer
+        self.ledger.open(transfer_id, "prompt", ((1,),), staged=False)
+        params = Offer(transfer_id, self.service.instance, "127.0.0.1", self.port, 7).to_params(self.secret, "P", "r", [[1]])
+        return web.json_response({"choices": [], "kv_transfer_params": params})
+
+    def pull(self, seen: Any) -> str:
+        """As decode does; what prefill says at the end."""
+        transfer_id = seen.params["transfer_id"]
+        assert self.ledger.begin(transfer_id, PULL, 0, "prompt") == ((1,),)
+        return self.ledger.end(transfer_id, PULL, 0)
+
+
+@asynccontextmanager
+async def keeping(*flags: str, secret: str = SECRET, decode: int = 1) -> AsyncIterator[tuple[Keeper, list[Engine], Running]]:
+    async with engines(1, decode) as (ps, ds):
+        keeper = Keeper(ps[0], secret.encode())
+        try:
+            async with proxy(ps, ds, *flags, env={"KVPOOL_SECRET": SECRET}) as running:
+                yield keeper, ds, running
+        finally:
+            keeper.responder.close()
+
+
+async def is_let_go(keeper: Keeper, running: Running, times: int = 1) -> None:
+    """Soon, long before its time is up, and so often."""
+    await until(lambda: not len(keeper.ledger), 5)
+    news = keeper.ledger.take_closed()
+    assert [closed.reason for closed in news] == ["its decode request has ended"] * times
+    await running.is_idle()
+    await until(lambda: _told(running, times))
+
+
+async def _told(running: Running, times: int) -> bool:
+    return await running.metric("kvpool_proxy_releases_total", outcome="told") == times
+
+
+def test_what_decode_has_fetched_is_not_released() -> None:
+    async def scenario() -> None:
+        async with keeping() as (keeper, ds, running):
+
+            async def fetches(seen: Any, request: web.Request) -> web.StreamResponse:
+                assert keeper.pull(seen) == ""
+                return await ds[0].decode(seen, request)
+
+            ds[0].answer = fetches
+            for stream in (False, True):
+                assert (await running.complete(stream=stream)).status == 200
+            await asyncio.sleep(0.2)
+            assert [closed.reason for closed in keeper.ledger.take_closed()] == ["", ""]
+            assert not await running.metric("kvpool_proxy_releases_total")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_decode_engine_that_refuses_frees_prefill(status, stream) -> None:
+    async def scenario() -> None:
+        async with keeping() as (keeper, ds, running):
+
+            async def refuses(seen: Any, request: web.Request) -> web.StreamResponse:
+                return web.json_response({"error": {"message": "no", "code": status}}, status=status)
+
+            ds[0].answer = refuses
+            assert (await running.complete(stream=stream)).status == status
+            await is_let_go(keeper, running)
+
+    run(scenario())
+
+
+def test_every_try_frees_prefill() -> None:
+    """The first decode engine breaks off, the second serves, with an offer of its own."""
+
+    async def scenario() -> None:
+        async with keeping(decode=2) as (keeper, ds, running):
+
+            async def breaks(seen: Any, request: web.Request) -> web.StreamResponse:
+                assert request.transport is not None
+                if sum(len(one.seen) for one in ds) == 1:
+                    await asyncio.sleep(0.1)
+                    request.transport.abort()
+                    raise ConnectionResetError
+                keeper.pull(seen)
+                return await ds[0].decode(seen, request)
+
+            ds[0].answer = ds[1].answer = breaks
+            assert (await running.complete()).status == 200
+            await until(lambda: not len(keeper.ledger), 5)
+            assert sorted(closed.reason for closed in keeper.ledger.take_closed()) == ["", "its decode request has ended"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("reading", [False, True])
+def test_a_client_that_leaves_while_decode_waits_frees_prefill(reading) -> None:
+    """Also in the middle of a pull, whose reader is then told that what it has read is worth nothing."""
+
+    async def scenario() -> None:
+        async with keeping() as (keeper, ds, running):
+            ds[0].gate.clear()
+            asked = asyncio.create_task(running.complete(stream=True, n=3))
+            await until(lambda: len(ds[0].seen) == 3)
+            ids = [seen.params["transfer_id"] for seen in ds[0].seen]
+            if reading:
+                assert all(keeper.ledger.begin(one, PULL, 0, "prompt") for one in ids)
+            asked.cancel()
+            await is_let_go(keeper, running, 3)
+            if reading:
+                assert keeper.ledger.end(ids[0], PULL, 0) == "its decode request has ended"
+
+    run(scenario())
+
+
+def test_decode_that_dies_frees_prefill() -> None:
+    async def scenario() -> None:
+        async with keeping("--max-retries", "0") as (keeper, ds, running):
+            ds[0].gate.clear()
+            asked = asyncio.create_task(running.complete())
+            await until(lambda: len(ds[0].seen) == 1)
+            await ds[0].stop()
+            assert (await asked).status in (502, 503)
+            await until(lambda: not len(keeper.ledger), 5)
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_as_prefill_answers_frees_prefill(monkeypatch) -> None:
+    """The answer with the offer is lost: it is released by the id that the request carried."""
+    monkeypatch.setattr(releases, "UNSEEN_S", 0.2)
+
+    async def scenario() -> None:
+        async with keeping() as (keeper, ds, running):
+
+            async def fetches(seen: Any, request: web.Request) -> web.StreamResponse:
+                keeper.pull(seen)
+                return await ds[0].decode(seen, request)
+
+            ds[0].answer = fetches
+            assert (await running.complete()).status == 200  # the proxy knows the listener now
+            keeper.ledger.take_closed()
+            keeper.forgets_to_answer = True
+            asked = asyncio.create_task(running.complete())
+            await asyncio.sleep(0.3)
+            asked.cancel()
+            with suppress(asyncio.CancelledError):
+                await asked
+            await until(lambda: len(keeper.ledger) == 1, 2)
+            await until(lambda: not len(keeper.ledger), 5)
+            assert keeper.ledger.take_closed()[0].released
+            assert len(ds[0].seen) == 1
+
+    run(scenario())
+
+
+def test_offers_of_another_secret_are_passed_on_and_not_touched() -> None:
+    async def scenario() -> None:
+        async with keeping(secret="quite another secret") as (keeper, ds, running):
+
+            async def refuses(seen: Any, request: web.Request) -> web.StreamResponse:
+                return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
+
+            ds[0].answer = refuses
+            assert (await running.complete()).status == 400
+            await asyncio.sleep(0.2)
+            assert len(keeper.ledger) == 1
+            assert ds[0].seen[0].params["transfer_auth"] == "shared"
+
+    run(scenario())
+
+
+def test_a_prefill_engine_that_is_dead_delays_neither_clients_nor_the_end() -> None:
+    async def scenario() -> None:
+        async with keeping() as (keeper, ds, running):
+
+            async def refuses(seen: Any, request: web.Request) -> web.StreamResponse:
+                return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
+
+            ds[0].answer = refuses
+            keeper.responder.close()
+            began = time.monotonic()
+            answers = await asyncio.gather(*(running.complete() for _ in range(20)))
+            assert {answer.status for answer in answers} == {400}
+            assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 15
+
+    run(scenario())
