@@ -40,8 +40,8 @@ def gather(options: AcceptanceOptions, model_name: str) -> dict[str, str]:
         "model": model_name,
     }
     libraries = [name for name in package(options.backend, options.device).split(" and ") if name]
-    if found := [f"{name} {have}" for name in libraries if (have := installed_version(name))]:
-        facts["library of the store"] = ", ".join(found)
+    if libraries:
+        facts["library of the store"] = ", ".join(f"{name} {installed_version(name) or '(not installed)'}" for name in libraries)
     return facts
 
 
