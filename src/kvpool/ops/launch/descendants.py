@@ -68,12 +68,12 @@ def end_all(but: set[Descendant], grace_s: float, kill_s: float) -> int:
     return len(killed)
 
 
-def kill_session(leader: int, timeout_s: float) -> None:
-    """SIGKILL to a child's whole process group, and wait until none of it is left. Within ``adopting`` orphans are reaped here."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
+def end_session(leader: int, grace_s: float, kill_s: float) -> None:
+    """Wait ``grace_s`` until none of a child's process group is left, then kill it. Within ``adopting`` orphans are reaped here."""
+    began = time.monotonic()
+    while time.monotonic() < began + grace_s + kill_s:
         try:
-            os.killpg(leader, signal.SIGKILL)
+            os.killpg(leader, 0 if time.monotonic() < began + grace_s else signal.SIGKILL)
         except ProcessLookupError:
             return
         with suppress(ChildProcessError):

@@ -77,16 +77,20 @@ class Launch:
             raise
 
     def end(self, name: str, deadline_s: float) -> None:
-        """End one process in order, after the deadline with SIGKILL."""
-        stop_all([self._found(name)], deadline_s)
-        self.kill(name)
+        """End one process in order, after the deadline with SIGKILL. What it has started has time to tidy up after it."""
+        running = self._forget(name)
+        stop_all([running], deadline_s)
+        descendants.end_session(running.pid, GRACE_S, KILL_S)
 
     def kill(self, name: str) -> None:
         """SIGKILL to one process and to all in its session; nothing is shut down."""
+        descendants.end_session(self._forget(name).pid, 0.0, KILL_S)
+
+    def _forget(self, name: str) -> Running:
         running = self._found(name)
         self._killed_segments |= descendants.shared_segments(descendants.descendants() - self._others)
         self._running = [pair for pair in self._running if pair[1] is not running]
-        descendants.kill_session(running.pid, KILL_S)
+        return running
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to one process and all in its session."""
