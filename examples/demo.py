@@ -56,6 +56,14 @@ def run_engine(folder: Path, name: str, asks: int, connector: dict[str, Any] | N
     return result
 
 
+def require_model() -> None:
+    """Made now where it is not there; one line where that fails."""
+    try:
+        model_folder()
+    except OSError as error:
+        sys.exit(f"demo: {error}")
+
+
 def end_when_told() -> None:
     """SIGTERM ends the engine and removes the pool, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -104,7 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-pool", action="store_true", help="run without the connector (the last run is then cold too)")
     connector = None if parser.parse_args().no_pool else CONNECTOR
-    model_folder()
+    require_model()
     remove_pool()
     try:
         with tempfile.TemporaryDirectory(prefix="kvpool-demo-") as scratch:

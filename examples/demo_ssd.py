@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from demo import end_when_told, run_engine, show
+from demo import end_when_told, require_model, run_engine, show
 
-from kvpool.ops.demo.smollm import model_folder
 from kvpool.stores import DiskSettings, make_local_store
 from kvpool.stores.base import Store, TierStats
 
@@ -66,7 +65,7 @@ def finish_copying(memory: Path, ssd: Path) -> TierStats:
 
 
 def main() -> int:
-    model_folder()
+    require_model()
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="kvpool-demo-") as scratch, contextlib.ExitStack() as cleaned:
         memory = Path(tempfile.mkdtemp(prefix="kvpool-demo-ssd-", dir=shared))

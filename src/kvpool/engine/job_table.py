@@ -12,6 +12,7 @@ from kvpool.engine.pins import BlockPins
 from kvpool.engine.threads import Ticket
 from kvpool.stores.base import Lease
 
+HEARD_S = 2.0  # a job that is past its deadline ends in the worker, and the engine hears of that a step later
 FREES_SOON_S = 1.0  # how young a save must be for its blocks to be worth waiting for
 
 
@@ -35,6 +36,7 @@ class JobTable:
         self._world_size = world_size
         self._jobs: dict[int, OpenJob] = {}
         self._ids = itertools.count(1)
+        self._ended = 0.0  # when a rank last ended a job
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -49,6 +51,7 @@ class JobTable:
         if opened is None:
             return None
         opened.report.merge(ended)
+        self._ended = time.monotonic()
         if opened.report.ranks < self._world_size:
             return opened.job, None
         self._close(job_id)
@@ -78,9 +81,10 @@ class JobTable:
                 opened.renewal = self._service.renew(opened.lease)
 
     def busy(self) -> bool:
-        """Whether a job is open that can still end in time: the engine keeps stepping to hear of it."""
+        """Whether the engine keeps stepping to hear of open jobs. Each has its time from when it was opened, or, since it may have
+        waited for a thread, from when one before it ended; a call that never ends must not keep an idle engine busy."""
         now = time.monotonic()
-        return any(now - opened.started < opened.job.deadline_s for opened in self._jobs.values())
+        return any(now - max(o.started, self._ended) < o.job.deadline_s + HEARD_S for o in self._jobs.values())
 
     def overdue(self) -> bool:
         """Whether some job is past its deadline: its call may still be at the blocks."""

