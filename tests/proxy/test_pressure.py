@@ -120,6 +120,23 @@ def test_a_wide_request_that_gives_up_lets_smaller_ones_in() -> None:
     run(scenario())
 
 
+def test_a_request_that_decode_gets_whole_takes_the_places_of_all_its_answers() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--max-answers", "4") as running:
+            ds[0].gate.clear()
+            whole = asyncio.create_task(running.complete(n=3, prompt_logprobs=0))
+            await until(lambda: len(ds[0].seen) == 1)
+            assert await running.metric("kvpool_proxy_answers") == 3
+            second = asyncio.create_task(running.complete(n=2, use_beam_search=True))
+            await until(lambda: _queued(running, 1))
+            assert len(ds[0].seen) == 1
+            ds[0].gate.set()
+            assert [len((await one).json["choices"]) for one in (whole, second)] == [3, 2]
+            await running.is_idle()
+
+    run(scenario())
+
+
 def test_large_requests_are_refused_before_they_are_read() -> None:
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds, "--max-body-bytes", "1000") as running:
