@@ -160,8 +160,8 @@ class PrefillSide:
         return self._offer(request, params.get("transfer_id"), prompt, tables)
 
     def _offer(self, request: Request, asked: object, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any] | None:
-        """``asked``: the id that the proxy has thought of, by which it can release an offer that it has never seen. None where it has
-        done so already."""
+        """``asked``: the id that the proxy has thought of, by which it can release an offer that it has never seen; None where it
+        has done so already."""
         setup = self._setup
         transfer_id = str(asked) if is_transfer_id(asked) and not self._ledger.knows(str(asked)) else secrets.token_hex(16)
         if not self._ledger.open(transfer_id, prompt, tables, self._staged):
