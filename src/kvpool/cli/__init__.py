@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.cli import config, demo, examples, proxy, service, size, store, up, warmup
+from kvpool.cli import acceptance, config, demo, examples, proxy, service, size, store, up, warmup
 from kvpool.cli.conformance import conformance
 from kvpool.cli.doctor import doctor
 
@@ -16,6 +16,7 @@ app.add_typer(store.app, name="store")
 app.command("proxy", add_help_option=False, context_settings=proxy.CONTEXT)(proxy.proxy)
 app.command("up", no_args_is_help=True, context_settings=up.CONTEXT)(up.up)
 app.command("demo", no_args_is_help=True)(demo.demo)
+app.command("acceptance", no_args_is_help=True, context_settings=acceptance.CONTEXT)(acceptance.acceptance)
 app.command("examples", no_args_is_help=True)(examples.examples)
 app.command("size", no_args_is_help=True)(size.size)
 app.command("warmup", no_args_is_help=True)(warmup.warmup)

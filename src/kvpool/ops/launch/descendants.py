@@ -68,6 +68,20 @@ def end_all(but: set[Descendant], grace_s: float, kill_s: float) -> int:
     return len(killed)
 
 
+def end_session(leader: int, grace_s: float, kill_s: float) -> None:
+    """Wait ``grace_s`` until none of a child's process group is left, then kill it. Within ``adopting`` orphans are reaped here."""
+    began = time.monotonic()
+    while time.monotonic() < began + grace_s + kill_s:
+        try:
+            os.killpg(leader, 0 if time.monotonic() < began + grace_s else signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        with suppress(ChildProcessError):
+            while os.waitpid(-leader, os.WNOHANG)[0]:
+                pass
+        time.sleep(_TICK_S)
+
+
 def _until_gone(but: set[Descendant], timeout_s: float) -> None:
     end = time.monotonic() + timeout_s
     while (left := descendants() - but) and time.monotonic() < end:

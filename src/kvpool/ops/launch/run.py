@@ -16,11 +16,12 @@ from kvpool.ops.launch import descendants
 from kvpool.ops.launch.plan import Place, Plan, Process
 from kvpool.ops.launch.signals import Signals
 from kvpool.ops.services import Running, Service, service
-from kvpool.ops.services.processes import alive, spawn, stop_all
+from kvpool.ops.services.processes import alive, load, spawn, stop_all
 
 LOOK_S, PROGRESS_S, ANSWER_S = 0.25, 10.0, 2.0
 SERVICE_S, STOP_S, GRACE_S, KILL_S = 90.0, 20.0, 3.0, 5.0
 TAIL_LINES = 12
+SERVICE = "service"  # the folder of the pool's service
 WIN_OVER_FILES = (  # variables that would lead engines to another store than the launch's
     "MOONCAKE_CONFIG_PATH",
     "MOONCAKE_MASTER",
@@ -42,6 +43,8 @@ class Launch:
         self._logs = logs or self._folder
         self._service: Service | None = None
         self._running: list[tuple[Process, Running]] = []
+        self._env: Mapping[str, str] = {}  # where the service is
+        self._killed_segments: set[Path] = set()
         self._adopting = descendants.adopting()
         self._others: set[descendants.Descendant] = set()
 
@@ -58,10 +61,47 @@ class Launch:
 
     def start(self, deadline_s: float) -> None:
         """Start everything and wait until all answer. OSError, with the last lines of a log, where that fails or takes longer."""
-        env = self._start_service() if self._plan.service is not None else {}
+        if self._plan.service is not None:
+            self.start_service()
         for process in self._plan.processes:
-            self._spawn(process, env)
-        self._wait(deadline_s)
+            self._spawn(process)
+        self._wait(list(self._running), deadline_s)
+
+    def add(self, process: Process, deadline_s: float) -> None:
+        """Start one more process and wait until it answers. OSError as for ``start``; what did not come up is ended."""
+        self._spawn(process)
+        try:
+            self._wait(self._running[-1:], deadline_s)
+        except OSError:
+            self.kill(process.name)
+            raise
+
+    def end(self, name: str, deadline_s: float) -> None:
+        """End one process in order, after the deadline with SIGKILL. What it has started has time to tidy up after it."""
+        running = self._forget(name)
+        stop_all([running], deadline_s)
+        descendants.end_session(running.pid, GRACE_S, KILL_S)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to one process and to all in its session; nothing is shut down."""
+        descendants.end_session(self._forget(name).pid, 0.0, KILL_S)
+
+    def _forget(self, name: str) -> Running:
+        running = self._found(name)
+        self._killed_segments |= descendants.shared_segments(descendants.descendants() - self._others)
+        self._running = [pair for pair in self._running if pair[1] is not running]
+        return running
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to one process and all in its session."""
+        os.killpg(self._found(name).pid, number)
+
+    def signal_service(self, number: int) -> None:
+        """Send a signal to every process of the pool's service."""
+        started = load(self._folder / SERVICE)
+        for running in started.processes if started is not None else []:
+            if alive(running):
+                os.killpg(running.pid, number)
 
     def watch(self) -> None:
         """Until a process ends by itself: OSError with its last lines. (A signal ends it as well.)"""
@@ -69,21 +109,23 @@ class Launch:
             self._refuse_dead("ended")
             time.sleep(LOOK_S)
 
-    def _start_service(self) -> Mapping[str, str]:
+    def start_service(self) -> None:
+        """The plan's service, in place of the one that was started before. Only processes started from now on know where it is."""
         wanted = self._plan.service
         assert wanted is not None
         self._say(f"pool service {wanted.backend}: starting")
         made = service(wanted.backend, dram_bytes=wanted.owner_dram, engine_dram_bytes=wanted.engine_dram)
-        folder = self._folder / "service"
+        folder = self._folder / SERVICE
+        made.stop(folder, STOP_S)
         started = made.start(folder, SERVICE_S)  # ends what it has started when it is interrupted
         self._service = made
         for name, address in started.addresses.items():
             self._say(f"pool service {wanted.backend}: {name} at {address}")
         for note in started.notes:
             self._say(f"note: {note}")
-        return started.env
+        self._env = started.env
 
-    def _spawn(self, process: Process, env: Mapping[str, str]) -> None:
+    def _spawn(self, process: Process) -> None:
         source = str(Path(kvpool.__file__).resolve().parents[1])
         paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         inherited = {name: value for name, value in os.environ.items() if name not in WIN_OVER_FILES}
@@ -91,7 +133,7 @@ class Launch:
             **inherited,
             "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths),
             "PYTHONUNBUFFERED": "1",
-            **env,
+            **self._env,
             **process.env,
         }
         with self._signals.held():
@@ -100,9 +142,8 @@ class Launch:
         where = ", ".join(f"{flag} {port}" for flag, port in process.ports.items())
         self._say(f"{process.name}: starting ({where}; log: {running.log})")
 
-    def _wait(self, deadline_s: float) -> None:
+    def _wait(self, waiting: list[tuple[Process, Running]], deadline_s: float) -> None:
         began = told = time.monotonic()
-        waiting = list(self._running)
         while waiting:
             self._refuse_dead("ended before it was ready")
             for process, running in list(waiting):
@@ -123,14 +164,17 @@ class Launch:
             if not alive(running):
                 raise OSError(f"{process.name} {words}; the end of its log ({running.log}):\n{tail(running)}")
 
+    def _found(self, name: str) -> Running:
+        return next(running for process, running in self._running if process.name == name)
+
     def _stop(self) -> None:
         ours = descendants.descendants() - self._others
         if ours:
             self._say("stopping")
-        segments = descendants.shared_segments(ours)
+        segments = descendants.shared_segments(ours) | self._killed_segments
         killed = stop_all([running for _, running in self._running], STOP_S)
         if self._service is not None:
-            killed += self._service.stop(self._folder / "service", STOP_S)
+            killed += self._service.stop(self._folder / SERVICE, STOP_S)
         late = descendants.end_all(self._others, GRACE_S, KILL_S)
         for path in segments:
             with suppress(OSError):
