@@ -82,6 +82,20 @@ def test_an_offer_has_the_id_that_the_proxy_gave_it_once(pair):
     both.assert_clean()
 
 
+def test_what_the_proxy_has_released_before_it_was_computed_is_not_offered(pair):
+    """Its client left: the release may come while a step of prefill still runs."""
+    both = pair()
+    counts = both.prefill.count_metrics()
+    both.prefill.side._ledger.release("cd" * 16, "its prefill request ended before it was answered", force=True)
+    both.prefill.ask("a", PROMPT, 1, params={**ASK, "transfer_id": "cd" * 16})
+    both.prefill.drain()
+    assert "a" not in both.prefill.params
+    assert both.prefill.side.open_counts() == {"sendings": 0, "open": 0, "pinned": 0}
+    assert both.hand_over("b", PROMPT) == expected_output(PROMPT, 3)
+    both.assert_clean()
+    assert (counts["withheld_offers/reason=released"], counts["offers"]) == (1, 1)
+
+
 def test_an_offer_serves_only_its_own_prompt(pair):
     both = pair(policy="recompute")
     params = both.offer("a", PROMPT)

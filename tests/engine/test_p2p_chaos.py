@@ -204,11 +204,13 @@ def ids_that_are_used_again(stage: Scene) -> None:
     prompts = [stage.prompt(200 + 60 * number) for number in range(4)]
     expected = [stage.expected(prompt) for prompt in prompts]
     same = {"headers": {"X-Request-Id": "the-same"}, "request_id": "the-same"}
+    before = stage.pulls("ok")
     forged = {"kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": True, "transfer_id": "0" * 32}}
     for _ in range(2):
         requests = [stage.proxy.start(prompt, **same, **forged) for prompt in prompts]
         for request, right in zip(requests, expected, strict=True):
             stage.asserts_right(request.result(), right, "ids that are used again")
+    assert stage.pulls("ok") >= before + len(prompts), "decode has computed what it should have pulled"
 
 
 def a_store_that_is_unavailable(stage: Scene) -> None:

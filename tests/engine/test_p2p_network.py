@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from tests.engine.pairs import PairSpec, StartEngine, ask, cold, offer
 from tests.engine.runner import Engine, EngineSpec, metric, tokens
+from tests.stores.needs import lacking
 
 HOSTS = {"kv_producer": "10.213.77.1", "kv_consumer": "10.213.77.2"}
 HOLD_S = 20
@@ -71,7 +73,7 @@ def linked() -> Iterator[Link]:
             link.slow_down("100mbit")
             link.full_speed()
         except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"needs network namespaces, veth and tc: {error}")
+            lacking(f"needs network namespaces, veth and tc: {error}")
         yield link
     finally:
         link.close()
@@ -95,7 +97,8 @@ def holds_nothing(prefill: Engine) -> bool:
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_link_that_is_cut(policy: str, pool_root: Path, start_engine: StartEngine) -> None:
     """Before a pull, and in the middle of one: the request ends by policy, in time; well again when the link is."""
-    pytest.importorskip("mooncake.engine")
+    if importlib.util.find_spec("mooncake") is None:
+        lacking("needs Mooncake's transfer engine: pip install -r requirements/stores.txt")
     env = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(HOLD_S), "ASCEND_TRANSFER_TIMEOUT": str(PULL_S * 1000)}
     with linked() as link:
         pair = PairSpec("qwen3", pool_root, engine="mooncake", policy=policy, env=env)
@@ -113,11 +116,13 @@ def test_a_link_that_is_cut(policy: str, pool_root: Path, start_engine: StartEng
         link.set("down")
         assert_by_policy(decode.receive(ticket, 90)[0], policy, expected[1])
         assert time.monotonic() - began < CALL_S + PULL_S, "a call that is under way ends by the library's own deadline"
+        assert metric(decode.metrics(), "kvpool:pulls_total", reason="failed") == 1, "the link was cut too late"
 
         unreached = offer(prefill, prompts[2])
         began = time.monotonic()
         assert_by_policy(ask(decode, prompts[2], unreached), policy, expected[2])
         assert time.monotonic() - began < 30, "an engine that cannot be reached is noticed by its silence"
+        assert metric(decode.metrics(), "kvpool:pulls_total", reason="failed") == 2
         time.sleep(HOLD_S)
         assert holds_nothing(prefill), "what nobody could fetch is let go when its time is up"
 

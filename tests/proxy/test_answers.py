@@ -6,8 +6,10 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 
-from tests.proxy.fakes import WORDS
+from kvpool.proxy import app
+from tests.proxy.fakes import WORDS, Engine
 from tests.proxy.harness import engines, proxy, run, until
 
 SAID = "".join(WORDS) + " <hello>"
@@ -251,6 +253,30 @@ def test_what_engines_refuse_or_must_see_whole_goes_to_decode_alone() -> None:
                 assert {name: ds[0].seen[-1].body[name] for name in more} == more
             assert not ps[0].seen
             assert (await running.complete(["a"] * 300)).status == 400
+
+    run(scenario())
+
+
+def test_an_engine_that_stops_amid_its_models_keeps_no_connection(monkeypatch) -> None:
+    gone = asyncio.Event()
+
+    async def stops(self: Engine, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            gone.set()
+        return response
+
+    monkeypatch.setattr(Engine, "_models", stops)
+    monkeypatch.setattr(app, "MODELS_S", 0.2)
+
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds) as running:
+            assert (await running.get("/v1/models")).status == 504
+            await until(gone.is_set, 5)
 
     run(scenario())
 

@@ -35,7 +35,7 @@ async def _queued(running, count) -> bool:
 
 def test_a_place_in_the_queue_has_a_deadline_and_is_left_by_those_who_go() -> None:
     async def scenario() -> None:
-        flags = ("--max-concurrency", "1", "--max-queue", "2", "--queue-timeout", "0.5")
+        flags = ("--max-concurrency", "1", "--max-queue", "2", "--queue-timeout", "2")
         async with engines() as (ps, ds), proxy(ps, ds, *flags) as running:
             ps[0].gate.clear()
             first = asyncio.create_task(running.complete())
@@ -45,7 +45,7 @@ def test_a_place_in_the_queue_has_a_deadline_and_is_left_by_those_who_go() -> No
             leaving.cancel()
             await until(lambda: _queued(running, 0))
             late = await running.complete()
-            assert (late.status, "waited 0.5 s for room for 1 answers" in late.json["error"]["message"]) == (503, True)
+            assert (late.status, "waited 2 s for room for 1 answers" in late.json["error"]["message"]) == (503, True)
             assert int(late.headers["retry-after"]) >= 1
             ps[0].gate.set()
             assert (await first).status == 200
@@ -79,7 +79,7 @@ def test_a_request_with_more_answers_than_places_is_served_in_turns(mode, stream
 
 def test_what_a_wide_request_keeps_waiting_is_told_so() -> None:
     async def scenario() -> None:
-        flags = ("--max-answers", "4", "--max-queue", "1", "--queue-timeout", "0.5")
+        flags = ("--max-answers", "4", "--max-queue", "1", "--queue-timeout", "2")
         async with engines() as (ps, ds), proxy(ps, ds, *flags) as running:
             ps[0].gate.clear()
             wide = asyncio.create_task(running.complete(n=100))
@@ -115,6 +115,23 @@ def test_a_wide_request_that_gives_up_lets_smaller_ones_in() -> None:
             await until(lambda: len(ps[0].seen) == 2)
             ps[0].gate.set()
             assert {(await first).status, (await small).status} == {200}
+            await running.is_idle()
+
+    run(scenario())
+
+
+def test_a_request_that_decode_gets_whole_takes_the_places_of_all_its_answers() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--max-answers", "4") as running:
+            ds[0].gate.clear()
+            whole = asyncio.create_task(running.complete(n=3, prompt_logprobs=0))
+            await until(lambda: len(ds[0].seen) == 1)
+            assert await running.metric("kvpool_proxy_answers") == 3
+            second = asyncio.create_task(running.complete(n=2, use_beam_search=True))
+            await until(lambda: _queued(running, 1))
+            assert len(ds[0].seen) == 1
+            ds[0].gate.set()
+            assert [len((await one).json["choices"]) for one in (whole, second)] == [3, 2]
             await running.is_idle()
 
     run(scenario())

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from kvpool.core.signed_fields import verify_fields
-from kvpool.proxy import releases
 from kvpool.transfer.channel import Responder
 from kvpool.transfer.ledger import Ledger
 from kvpool.transfer.offer import Offer
+from kvpool.transfer.release import ANSWER_S
 from kvpool.transfer.secret import Secret
 from kvpool.transfer.service import TransferService
 from tests.proxy.fakes import Engine
@@ -32,22 +32,26 @@ class Keeper:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
+        self.prefill = engine
         self.secret = Secret(secret, "shared")
         self.ledger = Ledger(1, 600.0)
         self.service = TransferService(self.ledger, 1, "process_vm", {})
         self.responder = Responder("127.0.0.1", self.port, secret, self.service.answer)
-        self.forgets_to_answer = False
+        self.stuck: str | None = None  # before it has "offered", or after
+        self.opened: list[bool] = []
         engine.answer = self.answer
 
     async def answer(self, seen: Any, request: web.Request) -> web.StreamResponse:
         assert verify_fields(SECRET.encode(), seen.params)
         transfer_id = seen.params["transfer_id"]
-        if self.forgets_to_answer:
+        if self.stuck == "before":
             try:
                 await asyncio.sleep(60)
-            finally:
-                self.ledger.open(transfer_id, "prompt", ((1,),), staged=False)  # it was about to answer
-        self.ledger.open(transfer_id, "prompt", ((1,),), staged=False)
+            except asyncio.CancelledError:  # a step of the engine goes on although the client has gone
+                await asyncio.sleep(1.5)
+        self.opened.append(self.ledger.open(transfer_id, "prompt", ((1,),), staged=False))
+        if self.stuck == "after":
+            await asyncio.sleep(60)
         params = Offer(transfer_id, self.service.instance, "127.0.0.1", self.port, 7).to_params(self.secret, "P", "r", [[1]])
         return web.json_response({"choices": [], "kv_transfer_params": params})
 
@@ -172,9 +176,10 @@ def test_decode_that_dies_frees_prefill() -> None:
     run(scenario())
 
 
-def test_a_client_that_leaves_as_prefill_answers_frees_prefill(monkeypatch) -> None:
-    """The answer with the offer is lost: it is released by the id that the request carried."""
-    monkeypatch.setattr(releases, "UNSEEN_S", 0.2)
+@pytest.mark.parametrize("stuck", ["before", "after"])
+def test_a_client_that_leaves_as_prefill_computes_frees_prefill(stuck) -> None:
+    """Nobody sees the answer with the offer: it is released by the id that the request carried, also where prefill has yet to make
+    it."""
 
     async def scenario() -> None:
         async with keeping() as (keeper, ds, running):
@@ -186,15 +191,17 @@ def test_a_client_that_leaves_as_prefill_answers_frees_prefill(monkeypatch) -> N
             ds[0].answer = fetches
             assert (await running.complete()).status == 200  # the proxy knows the listener now
             keeper.ledger.take_closed()
-            keeper.forgets_to_answer = True
+            keeper.stuck = stuck
             asked = asyncio.create_task(running.complete())
-            await asyncio.sleep(0.3)
+            await until(lambda: len(keeper.prefill.seen) == 2 and len(keeper.opened) == (1 if stuck == "before" else 2))
             asked.cancel()
             with suppress(asyncio.CancelledError):
                 await asked
-            await until(lambda: len(keeper.ledger) == 1, 2)
-            await until(lambda: not len(keeper.ledger), 5)
-            assert keeper.ledger.take_closed()[0].released
+            await until(lambda: _told(running, 1))
+            await until(lambda: len(keeper.opened) == 2)
+            assert not len(keeper.ledger), "prefill keeps what nobody will fetch"
+            assert keeper.opened[1] is (stuck == "after")
+            assert [closed.released for closed in keeper.ledger.take_closed()] == [True] * (stuck == "after")
             assert len(ds[0].seen) == 1
 
     run(scenario())
@@ -228,7 +235,7 @@ def test_a_prefill_engine_that_is_dead_delays_neither_clients_nor_the_end() -> N
             began = time.monotonic()
             answers = await asyncio.gather(*(running.complete() for _ in range(20)))
             assert {answer.status for answer in answers} == {400}
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 2 * ANSWER_S, "clients wait for a prefill engine to be told"
         assert time.monotonic() - began < 15
 
     run(scenario())

@@ -104,7 +104,10 @@ class Proxy:
         for instance in self.table.ready(Side.DECODE):
             try:
                 reply = await self._upstream.ask(instance, "GET", "/v1/models", MODELS_S, b"", headers)
-                return Response(await reply.body(MODELS_S), reply.status, reply.headers)
+                try:
+                    return Response(await reply.body(MODELS_S), reply.status, reply.headers)
+                finally:
+                    reply.close()
             except UnreachableError as error:
                 failure = FailureError(502, str(error))
             except FailureError as error:

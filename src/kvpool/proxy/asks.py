@@ -23,7 +23,8 @@ FORWARDED = ("authorization", "traceparent", "tracestate", "x-vllm-priority")
 @dataclass(slots=True)
 class Unit:
     """One prompt, one answer. ``index``: of its choice in the answer. ``direct``: it goes to decode alone, as it came, as
-    prefill cannot help (beam search, log probabilities of the prompt, options that an engine will refuse)."""
+    prefill cannot help (beam search, log probabilities of the prompt, options that an engine will refuse), with all its
+    ``answers``."""
 
     body: dict[str, Any]
     index: int
@@ -31,6 +32,7 @@ class Unit:
     direct: bool
     tokens: int
     prefix: bytes | None
+    answers: int = 1
 
 
 @dataclass(slots=True)
@@ -47,6 +49,10 @@ class Ask:
     @property
     def chat(self) -> bool:
         return self.path == CHAT
+
+    @property
+    def answers(self) -> int:
+        return sum(unit.answers for unit in self.units)
 
 
 def new_id() -> str:
@@ -79,11 +85,11 @@ def cleaned(body: dict[str, Any]) -> dict[str, Any]:
 def units(path: str, body: dict[str, Any], affinity: bool = False) -> list[Unit]:
     """Prompts times samples, in the order of their choices. FailureError 400 for more than ``MAX_UNITS``."""
     prefix = estimate.prefix(body) if affinity else None
-    if is_direct(body):
-        return [Unit(body, 0, 0, True, estimate.tokens(body), prefix)]
-    samples, prompts = body.get("n") or 1, _prompts(path, body)
+    samples, prompts = _samples(body), _prompts(path, body)
     if samples * len(prompts) > MAX_UNITS:
         raise FailureError(400, f"{len(prompts)} prompts with n={samples}: at most {MAX_UNITS} answers in one request")
+    if is_direct(body):
+        return [Unit(body, 0, 0, True, estimate.tokens(body), prefix, samples * len(prompts))]
     if samples * len(prompts) == 1:
         return [Unit(body, 0, 0, False, estimate.tokens(body), prefix)]
     cut = []
@@ -96,6 +102,14 @@ def units(path: str, body: dict[str, Any], affinity: bool = False) -> list[Unit]
             begin = estimate.prefix(one) if affinity else None
             cut.append(Unit(one, number * samples + sample, number, False, estimate.tokens(one), begin))
     return cut
+
+
+def _samples(body: Mapping[str, Any]) -> int:
+    """As many as an engine would make of ``n``, also where it is no integer; 1 where it will refuse."""
+    try:
+        return max(1, int(body.get("n") or 1))
+    except (TypeError, ValueError, OverflowError):
+        return 1
 
 
 def _prompts(path: str, body: Mapping[str, Any]) -> list[Any]:

@@ -99,7 +99,7 @@ class Exchange:
                 for side in Side:
                     if not self._flow.legs.table.ready(side):
                         raise busy(503, f"no {side} instance is ready", NOT_READY_S)
-                async with self._admission.places(len(ask.units)) as at_once, AsyncExitStack() as stack:
+                async with self._admission.places(ask.answers) as at_once, AsyncExitStack() as stack:
                     answer = await fanout.serve(self._flow, ask, stack, at_once)
                     self._metrics.first_byte_seconds.observe(time.monotonic() - began)
                     if answer.frames is None:

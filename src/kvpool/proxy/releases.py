@@ -1,9 +1,8 @@
 """Telling prefill that decode does not fetch what it keeps: its blocks are then free at once, not when their time is up.
 
 Two cases. Prefill has answered with an offer, and the decode request has failed or nobody waits for it any more: the offer is
-released. Or the prefill request has ended before its answer came, which may have been on its way: then it is released by the
-transfer id that the request carried, at every listener from which that engine has offered before, and a moment later, when the
-engine has surely heard that the connection is gone.
+released. Or the prefill request has ended before its answer came: then it is released by the transfer id that the request carried,
+at every listener from which that engine has offered before. Prefill remembers that, in case it has yet to finish the request.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from kvpool.transfer.offer import Offer, OfferError, read_offer
 from kvpool.transfer.release import Releaser
 from kvpool.transfer.secret import Secret, find_secret, is_loopback
 
-UNSEEN_S = 1.0
 CLOSE_S = 3.0
 _THREADS = 4
 _LISTENERS = 256  # of one engine: one for each data-parallel rank, and those from before it was started anew
@@ -64,7 +62,7 @@ class Releases:
         """What a prefill request may have left whose answer has not come."""
         for offer in list(self._listeners.get(prefill, {}).values()):
             mine = replace(offer, transfer_id=transfer_id)
-            self._start(self._tell(mine, "its prefill request ended before it was answered", UNSEEN_S))
+            self._start(self._tell(mine, "its prefill request ended before it was answered"))
 
     async def close(self) -> None:
         if self._tasks:
@@ -80,8 +78,7 @@ class Releases:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, offer: Offer, reason: str, after_s: float = 0.0) -> None:
-        await asyncio.sleep(after_s)
+    async def _tell(self, offer: Offer, reason: str) -> None:
         secret = self._secret_for(offer.host).value
         if secret not in self._releasers:
             self._releasers[secret] = Releaser(Caller(secret))

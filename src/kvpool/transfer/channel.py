@@ -30,6 +30,8 @@ _NONCE = 16
 _MAGIC = b"kvpool-transfer-%d:" % PROTOCOL
 _POLL_MS = 100
 _LINGER_MS = 200
+_CLOSE_S = 1.0
+_ENDED = "this side has ended"
 
 
 class ChannelError(Exception):
@@ -118,31 +120,32 @@ class Responder:
 class Line:
     """One connection of one thread to a responder. A context manager; ``ask`` never waits beyond the given time."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, secret: bytes) -> None:
-        self._where = endpoint(host, port)
+    def __init__(self, caller: Caller, made: zmq.Socket[bytes], where: str, secret: bytes) -> None:
+        self._caller = caller
+        self._where = where
         self._secret = secret
         self._decoder = msgspec.msgpack.Decoder(Reply)
-        self._socket = _socket(context, zmq.DEALER, host, MAX_ANSWER)
-        try:
-            self._socket.connect(self._where)
-        except zmq.ZMQError as error:
-            self._socket.close(0)
-            raise ChannelError(f"{self._where}: {error.strerror}") from None
+        self._socket = made
 
     def __enter__(self) -> Line:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._socket.close(_LINGER_MS)
+        self._caller.left()
 
     def ask(self, request: Request, timeout_s: float) -> Reply:
         """ChannelError where no answer has come in time, or none that can be trusted."""
         end = time.monotonic() + timeout_s
         nonce = secrets.token_bytes(_NONCE)
         head, body = _MAGIC + nonce, msgspec.msgpack.encode(request)
+        if self._caller.closed:
+            raise ChannelError(f"{self._where}: {_ENDED}")
         self._socket.send_multipart([head, body, sign(self._secret, head + body)], zmq.NOBLOCK)
         while (left := end - time.monotonic()) > 0:
-            if not self._socket.poll(max(1, int(left * 1000))):
+            if not self._socket.poll(max(1, min(_POLL_MS, int(left * 1000)))):
+                if self._caller.closed:
+                    raise ChannelError(f"{self._where}: {_ENDED}")
                 continue
             frames = self._socket.recv_multipart()
             if len(frames) == 3 and frames[0][-_NONCE:] == nonce:
@@ -162,15 +165,43 @@ class Line:
 
 
 class Caller:
-    """Makes lines to responders; one per process and secret."""
+    """Makes lines to responders; one per process and secret. Thread-safe."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._state = threading.Condition()
+        self._lines = 0
+        self.closed = False
 
     def line(self, host: str, port: int) -> Line:
-        return Line(self._context, host, port, self._secret)
+        """To be entered. ChannelError where the address is none, or after ``close``."""
+        where = endpoint(host, port)
+        with self._state:
+            if self.closed:
+                raise ChannelError(f"{where}: {_ENDED}")
+            made = _socket(self._context, zmq.DEALER, host, MAX_ANSWER)
+            try:
+                made.connect(where)
+            except zmq.ZMQError as error:
+                made.close(0)
+                raise ChannelError(f"{where}: {error.strerror}") from None
+            self._lines += 1
+        return Line(self, made, where, self._secret)
+
+    def left(self) -> None:
+        """A line has ended."""
+        with self._state:
+            self._lines -= 1
+            self._state.notify_all()
 
     def close(self) -> None:
-        """Lines that are still open end with an error."""
-        self._context.destroy(linger=0)
+        """Questions under way end with an error within moments. Idempotent.
+
+        A socket belongs to its thread: where one is still at something else, the sockets stay until the process ends.
+        """
+        with self._state:
+            self.closed = True
+            free = self._state.wait_for(lambda: not self._lines, _CLOSE_S)
+        if free:
+            self._context.destroy(linger=0)

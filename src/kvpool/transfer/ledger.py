@@ -14,8 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvpool.core.recent import RecentSet
+
 REMEMBERED = 4096
-"""Ended transfers that late and repeated messages can still be told apart by."""
+"""Ended transfers that late and repeated messages can still be told apart by; also how many that never were are remembered."""
 
 _OWNED = "another pull reads it: an offer serves one decode engine, once"
 
@@ -58,12 +60,17 @@ class Ledger:
         self._open: dict[str, Transfer] = {}
         self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._news: list[Closed] = []
+        self._unwanted = RecentSet(REMEMBERED, timeout_s, clock)  # released by force before they were opened
 
-    def open(self, transfer_id: str, prompt: str, tables: Sequence[Sequence[int]], staged: bool) -> None:
+    def open(self, transfer_id: str, prompt: str, tables: Sequence[Sequence[int]], staged: bool) -> bool:
+        """False, and nothing is open, where it has been released already: a proxy may give up before prefill has finished."""
         until = self._clock() + self._timeout
         transfer = Transfer(transfer_id, prompt, tuple(map(tuple, tables)), until, False if staged else None)
         with self._lock:
+            if transfer_id in self._unwanted:
+                return False
             self._open[transfer_id] = transfer
+            return True
 
     def published(self, transfer_id: str, failure: str = "") -> None:
         """All ranks have copied a staged transfer, or at least one could not."""
@@ -119,11 +126,13 @@ class Ledger:
 
     def release(self, transfer_id: str, reason: str, pull: str = "", force: bool = False) -> None:
         """Nobody will read it: ends at once, unless a reader is at it, who will end it. ``pull``: its own have returned. ``force``:
-        whoever is at it."""
+        whoever is at it, and also where it is yet to be opened."""
         with self._lock:
             transfer = self._open.get(transfer_id)
             if transfer is not None and (force or transfer.owner in (None, pull)):
                 self._close(transfer, reason, released=True)
+            elif transfer is None and force and transfer_id not in self._closed:
+                self._unwanted.add([transfer_id])
 
     def drop_all(self, reason: str) -> None:
         """End everything: what is being read is worth nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 
 import pytest
@@ -109,6 +110,35 @@ def test_units_of_prompts_and_samples() -> None:
     for prompt in ([], ["a", [1]], [1, "a"]):
         (unit,) = asks.units(asks.COMPLETIONS, {"prompt": prompt})
         assert unit.direct
+
+
+@pytest.mark.parametrize(
+    ("more", "answers"),
+    [
+        ({"n": 5}, 5),
+        ({"n": 5, "prompt_logprobs": 0}, 5),
+        ({"n": 5, "use_beam_search": True}, 5),
+        ({"n": "5"}, 5),
+        ({"n": 5.0}, 5),
+        ({"prompt": ["a", "b"], "n": 2, "echo": True, "logprobs": 1}, 4),
+        ({"n": 0}, 1),
+        ({"n": -3}, 1),
+        ({"n": "many"}, 1),
+        ({"n": [2]}, 1),
+        ({"n": None}, 1),
+    ],
+    ids=str,
+)
+def test_answers_are_counted_also_where_decode_gets_the_request_whole(more, answers) -> None:
+    raw = json.dumps({"prompt": "a", **more}).encode()
+    assert asks.read(asks.COMPLETIONS, raw, {}).answers == answers
+
+
+@pytest.mark.parametrize("more", [{}, {"prompt_logprobs": 0}, {"use_beam_search": True}], ids=str)
+def test_too_many_answers_are_refused(more) -> None:
+    for n in (257, "257"):
+        with pytest.raises(FailureError, match="n=257: at most 256 answers"):
+            asks.units(asks.COMPLETIONS, {"prompt": "a", "n": n, **more})
 
 
 def test_admission_keeps_its_limits_whatever_happens() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 import zmq
 
 from kvpool.core.signing import sign
+from kvpool.transfer import channel
 from kvpool.transfer import secret as secrets_module
 from kvpool.transfer.channel import _MAGIC, Caller, ChannelError, Responder
 from kvpool.transfer.ledger import Ledger
@@ -119,6 +121,44 @@ def test_nobody_there_is_an_error_in_time():
     with caller.line("127.0.0.1", free_port()) as line, pytest.raises(ChannelError, match="no answer"):
         line.ask(HELLO, 0.2)
     assert time.monotonic() - began < 2
+    caller.close()
+
+
+def test_close_ends_questions_under_way_and_leaves_their_sockets_to_their_threads():
+    caller, port, told = Caller(b"x"), free_port(), []
+
+    def asks():
+        try:
+            with caller.line("127.0.0.1", port) as line:
+                begun.set()
+                line.ask(HELLO, 60.0)
+        except Exception as error:
+            told.append(error)
+
+    threads = []
+    for _ in range(4):
+        begun = threading.Event()
+        threads.append(threading.Thread(target=asks, daemon=True))
+        threads[-1].start()
+        assert begun.wait(10)
+    caller.close()
+    caller.close()
+    for thread in threads:
+        thread.join(10)
+    assert [type(error) for error in told] == [ChannelError] * 4
+    assert "this side has ended" in str(told[0])
+    with pytest.raises(ChannelError, match="this side has ended"):
+        caller.line("127.0.0.1", port)
+
+
+def test_close_does_not_take_the_socket_of_a_thread_that_is_at_something_else(monkeypatch):
+    """As in a long read between begin and end."""
+    monkeypatch.setattr(channel, "_CLOSE_S", 0.1)
+    caller = Caller(b"x")
+    with caller.line("127.0.0.1", free_port()) as line:
+        caller.close()
+        with pytest.raises(ChannelError, match="this side has ended"):
+            line.ask(HELLO, 5.0)
     caller.close()
 
 

@@ -121,6 +121,29 @@ def test_release_before_anybody_reads(clock):
     assert "decode has it" in ledger.begin("t", "A", 0, "prompt")
 
 
+def test_what_is_released_by_force_before_it_is_opened_is_never_open(clock):
+    """A proxy gives a prefill request up while the engine is still computing it."""
+    ledger = Ledger(1, 10.0, clock)
+    ledger.release("t", "nobody waits for it", force=True)
+    ledger.release("other", "decode has another prompt")
+    assert not ledger.open("t", "prompt", TABLES, staged=False)
+    assert ledger.open("other", "prompt", TABLES, staged=False)
+    assert "unknown" in ledger.begin("t", "A", 0, "prompt")
+    assert len(ledger) == 1
+    assert closed(ledger) == []
+    clock.now += 11
+    assert ledger.open("t", "prompt", TABLES, staged=False), "no request is computed as long as that"
+
+
+def test_bounded_is_what_is_remembered_of_transfers_that_never_were(clock, monkeypatch):
+    monkeypatch.setattr("kvpool.transfer.ledger.REMEMBERED", 4)
+    ledger = Ledger(1, 10.0, clock)
+    for number in range(8):
+        ledger.release(f"t{number}", "nobody waits for it", force=True)
+    opens = [ledger.open(f"t{number}", "prompt", TABLES, staged=False) for number in range(8)]
+    assert opens == [True] * 4 + [False] * 4
+
+
 def test_one_pull_reads_a_transfer(clock):
     ledger = opened(clock, readers=2)
     assert "has not begun" in ledger.end("t", "A", 0)

@@ -19,8 +19,9 @@ TRANSFER_METRICS: dict[str, Metric] = {
         Metric(
             "withheld_offers",
             "counter",
-            "Prefill: requests not offered, so that decode computes: too much is held for decode already (`blocks`), or "
-            "KVPOOL_SECRET is set and the request is not signed with it (`unsigned`)",
+            "Prefill: requests not offered, so that decode computes: too much is held for decode already (`blocks`), "
+            "KVPOOL_SECRET is set and the request is not signed with it (`unsigned`), or the proxy has given it up before it was "
+            "computed (`released`)",
             ("reason",),
         ),
         Metric("open_offers", "gauge", "Prefill: offers that have not ended"),

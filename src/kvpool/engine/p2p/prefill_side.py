@@ -159,14 +159,17 @@ class PrefillSide:
             return None
         return self._offer(request, params.get("transfer_id"), prompt, tables)
 
-    def _offer(self, request: Request, asked: object, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-        """``asked``: the id that the proxy has thought of, by which it can release an offer that it has never seen."""
+    def _offer(self, request: Request, asked: object, prompt: str, tables: tuple[tuple[int, ...], ...]) -> dict[str, Any] | None:
+        """``asked``: the id that the proxy has thought of, by which it can release an offer that it has never seen; None where it
+        has done so already."""
         setup = self._setup
         transfer_id = str(asked) if is_transfer_id(asked) and not self._ledger.knows(str(asked)) else secrets.token_hex(16)
+        if not self._ledger.open(transfer_id, prompt, tables, self._staged):
+            self._stats.add(labelled("withheld_offers", reason="released"))
+            return None
         self._jobs += 1
         self._stats.add("offers")
         self._pins.pin(self._jobs, [block for table in tables for block in table if block], saving=False)
-        self._ledger.open(transfer_id, prompt, tables, self._staged)
         until = time.monotonic() + setup.hold_s
         self._sendings[transfer_id] = Sending(self._jobs, tables, setup.world_size if self._staged else 0, until)
         if self._staged:
