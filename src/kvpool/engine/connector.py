@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool.devices import device_of
+from kvpool.devices.affinity import unbound
 from kvpool.engine.agreement import Agreement
 from kvpool.engine.hash_probe import hash_probe
 from kvpool.engine.kv_events import kv_events_for
@@ -48,6 +49,7 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     _cache_hit_source = CacheHitSource.HOST
 
+    @unbound()
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         setup = read_setup(vllm_config, kv_cache_config, log=role == KVConnectorRole.SCHEDULER)
@@ -80,6 +82,7 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- worker -------------------------------------------------------------------------------------------------------------
 
+    @unbound()
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.worker_side.register(self._vllm_config, self._kv_cache_config, kv_caches)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvpool.core.keys import key_prefix
 from kvpool.stores.base import Status
-from kvpool.stores.yuanrong import far_memory, library
+from kvpool.stores.yuanrong import child, far_memory, library
 from kvpool.stores.yuanrong.child import flat, offsets_of
 from kvpool.stores.yuanrong.codes import brief, code_of, result_of
 from kvpool.stores.yuanrong.keys import MAX_NAME, PROBE, name_of
@@ -173,6 +173,25 @@ def test_a_log_folder_that_cannot_be_made(tmp_path):
     replaced = library.make_log_folder({"HOME": str(tmp_path / "file")})
     assert os.path.isdir(replaced)
     os.rmdir(replaced)
+
+
+def test_the_client_process_does_not_inherit_the_binding_of_a_worker(tmp_path, monkeypatch):
+    """With these variables a library that uses OpenMP would bind it to the CPU on which the worker computes."""
+    monkeypatch.setenv("DATASYSTEM_CLIENT_LOG_DIR", str(tmp_path))
+    monkeypatch.setenv("KVPOOL_SEEN", "yes")
+    for name in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"):
+        monkeypatch.setenv(name, "0")
+    ours, theirs = socket.socketpair()
+    with theirs, ours:
+        process = child._start(theirs.fileno())
+        try:
+            with open(f"/proc/{process.pid}/environ", "rb") as file:
+                names = {pair.partition(b"=")[0].decode() for pair in file.read().split(b"\0")}
+        finally:
+            process.kill()
+            process.wait()
+    assert "KVPOOL_SEEN" in names
+    assert not names & {"GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
 
 
 def test_the_name_of_the_connect_timeout_differs_by_version():

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool.devices import device_of
+from kvpool.devices.affinity import unbound
 from kvpool.engine.hash_probe import hash_probe
 from kvpool.engine.p2p.decode_side import DecodeSide
 from kvpool.engine.p2p.messages import TransferMetadata, TransferReport
@@ -42,6 +43,7 @@ class MooncakeConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     _cache_hit_source = CacheHitSource.P2P
 
+    @unbound()
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         setup = read_pull_setup(vllm_config, kv_cache_config, log=role == KVConnectorRole.SCHEDULER)
@@ -70,6 +72,7 @@ class MooncakeConnectorV1(KVConnectorBase_V1, SupportsHMA):
 
     # ---- worker -------------------------------------------------------------------------------------------------------------
 
+    @unbound()
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.transfer_worker.register(self._vllm_config, self._kv_cache_config, kv_caches)
 

@@ -19,6 +19,7 @@ from typing import Unpack
 import numpy as np
 
 import kvpool
+from kvpool.devices.affinity import OPENMP_BINDINGS
 from kvpool.devices.process_memory import Int64
 from kvpool.stores.yuanrong import far_memory, library
 from kvpool.stores.yuanrong.codes import LibraryError
@@ -215,7 +216,7 @@ def _content(wait: _Wait) -> Reply:
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C in the engine's terminal does not end it first."""
-    env = dict(os.environ)
+    env = {name: value for name, value in os.environ.items() if name not in OPENMP_BINDINGS}
     folder = library.make_log_folder(env)
     source = str(Path(kvpool.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [source, env.get("PYTHONPATH", "")]))
