@@ -66,13 +66,13 @@ class Launch:
             self.start_service(min(SERVICE_S, deadline_s))
         for process in self._plan.processes:
             self._spawn(process)
-        self._wait(list(self._running), deadline_s - (time.monotonic() - began))
+        self._wait(list(self._running), deadline_s, began)
 
     def add(self, process: Process, deadline_s: float) -> None:
         """Start one more process and wait until it answers. OSError as for ``start``; what did not come up is ended."""
         self._spawn(process)
         try:
-            self._wait(self._running[-1:], deadline_s)
+            self._wait(self._running[-1:], deadline_s, time.monotonic())
         except OSError:
             self.kill(process.name)
             raise
@@ -150,8 +150,9 @@ class Launch:
         where = ", ".join(f"{flag} {port}" for flag, port in process.ports.items())
         self._say(f"{process.name}: starting ({where}; log: {running.log})")
 
-    def _wait(self, waiting: list[tuple[Process, Running]], deadline_s: float) -> None:
-        began = told = time.monotonic()
+    def _wait(self, waiting: list[tuple[Process, Running]], deadline_s: float, began: float) -> None:
+        """``began``: when the time of ``deadline_s`` seconds did."""
+        told = time.monotonic()
         while waiting:
             self._refuse_dead("ended before it was ready")
             for process, running in list(waiting):

@@ -11,7 +11,8 @@ from pathlib import Path
 import kvpool
 from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
 from kvpool.ops.services.memcache_files import Addresses, write_files
-from kvpool.ops.services.processes import STATE, alive, free_port, listens, load, refuse_running, save, spawn, stop_all, wait_until
+from kvpool.ops.services.ports import free_ports
+from kvpool.ops.services.processes import STATE, alive, listens, load, refuse_running, save, spawn, stop_all, wait_until
 
 META_SERVICE_LOCK = Path("/tmp/mmc_meta_service.lock")  # the library's: one MetaService per host
 META, OWNER = "meta-service", "local-service"
@@ -41,7 +42,7 @@ class MemcacheService(Service):
             )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / READY).unlink(missing_ok=True)
-        where = Addresses(*(f"{self._host}:{port}" for port in _free_ports(3, self._host)))
+        where = Addresses(*(f"{self._host}:{port}" for port in free_ports(3, self._host)))
         env = write_files(folder, where, self._protocol, self._dram, self._engine_dram)
         processes: list[Running] = []
         try:
@@ -100,15 +101,6 @@ class MemcacheService(Service):
 def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     return listens(host, int(port))
-
-
-def _free_ports(count: int, host: str) -> list[int]:
-    ports: list[int] = []
-    while len(ports) < count:
-        port = free_port(host)
-        if port not in ports:
-            ports.append(port)
-    return ports
 
 
 def meta_service_runs() -> bool:
