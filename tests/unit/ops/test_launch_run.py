@@ -15,9 +15,9 @@ from kvpool.ops.launch.descendants import descendants
 from kvpool.ops.launch.plan import Place, Plan, PoolService, Process
 from kvpool.ops.launch.run import Launch
 from kvpool.ops.launch.signals import Signals, Told
-from kvpool.ops.services.ports import free_port
 from kvpool.ops.services.base import Service
 from kvpool.ops.services.base import Started as ServiceStarted
+from kvpool.ops.services.ports import free_port
 from kvpool.ops.services.processes import load, save, spawn, start_time, stop_all
 
 SERVER = """
@@ -225,7 +225,7 @@ def test_the_deadline_is_for_service_and_engines_together(tmp_path, sleeper):
     sleeper.interrupt = lambda: time.sleep(5)
     with Started(tmp_path, failing("import time; time.sleep(600)"), service=POOL) as started:
         began = time.monotonic()
-        with pytest.raises(OSError, match="^b: no answer within 6 s"):
+        with pytest.raises(OSError, match=r"^b: no answer within 6 s"):
             started.launch.start(6)
         assert time.monotonic() - began < 6 + 4.5
     assert sleeper.deadlines == [6]

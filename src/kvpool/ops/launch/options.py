@@ -86,7 +86,9 @@ def check(options: LaunchOptions) -> None:
         reason = "has no process that owns the memory: it outlives engines by itself; accepted: mooncake, memcache, yuanrong"
         raise OptionError("--backend", "local", reason)
     if options.backend in ("local", "memcache") and options.device != "cpu":
-        raise OptionError("--backend", options.backend, f"does not reach the memory of {options.device}; accepted: mooncake, yuanrong")
+        raise OptionError(
+            "--backend", options.backend, f"does not reach the memory of {options.device}; accepted: mooncake, yuanrong"
+        )
     if options.pool is not None and options.backend != "local":
         raise OptionError("--pool", options.pool, f"names a pool of the local store, but the store is {options.backend}")
     _check_ports(options)

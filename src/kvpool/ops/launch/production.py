@@ -50,9 +50,7 @@ class Production:
     def pool(self) -> PoolOnHost:
         ranks = self.tp * (2 if self.shares_host else 1)
         separated = self.mode == "separated"
-        return PoolOnHost(
-            self.backend, self.series, self.service_host, self.prefill_host, self.nic, self.dram, ranks, separated
-        )
+        return PoolOnHost(self.backend, self.series, self.service_host, self.prefill_host, self.nic, self.dram, ranks, separated)
 
     @property
     def shares_host(self) -> bool:
@@ -227,6 +225,8 @@ def _notes_on_device(series: Series) -> list[str]:
         device_of("npu" if series.npu else series.name)
     except ValueError:
         if series.npu:
-            return ["The connectors must be those of vllm_ascend: this version of kvpool runs on CPUs only, so leave KVPOOL_TAKEOVER unset."]
+            return [
+                "The connectors must be those of vllm_ascend: this version of kvpool runs on CPUs only, so leave KVPOOL_TAKEOVER unset."
+            ]
         return [f"This version of kvpool runs on CPUs only: engines on {series.name} will refuse to start with these files."]
     return ["Beside vllm_ascend its connectors of these names are used, unless KVPOOL_TAKEOVER=1 is set."] if series.npu else []
