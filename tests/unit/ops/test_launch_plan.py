@@ -183,5 +183,5 @@ def test_ports_are_not_those_that_the_system_hands_out(tmp_path):
 def test_free_ports_are_different_and_free():
     ports = free_ports(20)
     assert len(set(ports)) == 20
-    with pytest.raises(OSError, match="[Aa]ssign"):
+    with pytest.raises(OSError, match=r"[Aa]ssign"):
         free_ports(1, "192.0.2.1")

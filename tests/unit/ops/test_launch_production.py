@@ -13,13 +13,19 @@ from tests.unit.options.mistake_cases import on
 from typer.testing import CliRunner
 
 from kvpool.cli import app
+from kvpool.ops.doctor.choosing import Asked, choose
+from kvpool.ops.doctor.need import page_needs
 from kvpool.ops.launch.production import Production, production_files
 from kvpool.ops.launch.series import LINKS, series_backend, series_of
 from kvpool.options import OptionError
 from kvpool.options.check import check
+from kvpool.options.probe import Probe
 
 STUB = """#!/bin/bash
-case "$2" in *find_spec*) package=${2#*(\\'}; package=$CAPTURE/site/${package%%\\'*}; mkdir -p "$package/lib"; echo "$package"; exit;; esac
+case "$2" in *find_spec*)
+    package=${2#*(\\'}; package=$CAPTURE/site/${package%%\\'*}
+    mkdir -p "$package/lib"; echo "$package"; exit;;
+esac
 printf "%s\\0" "$@" > "$CAPTURE/arguments"
 env -0 > "$CAPTURE/environment"
 """
@@ -194,10 +200,23 @@ def test_the_proxy_is_told_the_ports_of_the_engines(tmp_path):
 
 
 def test_huge_pages_are_those_of_the_pool_and_only_where_they_are_needed():
-    assert f"pages={8 * GIB >> 21} " in files("mixed", "a2")["prepare_host.sh"]
-    assert f"pages={8 * GIB >> 21} " in files("mixed", "a3", "roce")["prepare_host.sh"]
+    assert f"pages={8 * GIB >> 21} " in files("mixed", "a2", None, "memcache")["prepare_host.sh"]
+    assert f"pages={10 * GIB >> 21} " in files("mixed", "a3", "roce")["prepare_host.sh"], "and a buffer of 1 GB for each rank"
     for case in (("mixed", "a3", "hccs"), ("mixed", "a5"), ("mixed", "cuda"), ("mixed", "cpu", None, "local")):
         assert "prepare_host.sh" not in files(*case)
+
+
+@pytest.mark.parametrize("backend", ["mooncake", "memcache"])
+def test_doctor_wants_the_huge_pages_that_are_reserved(backend, tmp_path):
+    made = files("pd", "a2", None, backend)
+    name, variable = {
+        "mooncake": ("mooncake.json", "MOONCAKE_CONFIG_PATH"),
+        "memcache": ("mmc-local.conf", "MMC_LOCAL_CONFIG_PATH"),
+    }[backend]
+    (tmp_path / name).write_text(made[name])
+    need, _ = choose(Asked(series="a2", backend=backend, ranks=4), {variable: str(tmp_path / name)}, Probe(str(tmp_path)))
+    (wanted,) = page_needs(need)
+    assert f"pages={wanted.number} " in made["prepare_host.sh"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +239,7 @@ def test_huge_pages_are_added_to_what_is_there(total, free, available_kb, code, 
     (tmp_path / "after").write_text(meminfo(9000, 4096))
     (tmp_path / "sysctl").write_text(f'#!/bin/bash\necho "$@"\ncp {tmp_path}/after {info}\n')
     (tmp_path / "sysctl").chmod(0o755)
-    text = files("mixed", "a2")["prepare_host.sh"].replace("/proc/meminfo", str(info))
+    text = files("mixed", "a2", None, "memcache")["prepare_host.sh"].replace("/proc/meminfo", str(info))
     done = subprocess.run(["bash", "-c", text], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True)
     assert done.returncode == code, done
     assert told in done.stdout
@@ -251,9 +270,9 @@ def test_the_owner_gives_all_and_engines_nothing():
 def test_sizes_that_do_not_fit():
     with pytest.raises(OptionError, match="not a multiple of 1GB for each of 2 ranks, in which NPUs map memory: give 2GB"):
         files("mixed", dram=1 * GIB)
-    with pytest.raises(OptionError, match="not a multiple of 1GB for each of 2 ranks, .* give 6GB"):
+    with pytest.raises(OptionError, match=r"not a multiple of 1GB for each of 2 ranks, .* give 6GB"):
         files("mixed", dram=5 * GIB)  # 1 GB of it would not be used
-    with pytest.raises(OptionError, match="not a multiple of 1GB, .* give 2GB"):
+    with pytest.raises(OptionError, match=r"not a multiple of 1GB, .* give 2GB"):
         files("separated", "a3", "hccs", "memcache", dram=(3 * GIB) // 2)
     assert json.loads(files("mixed", "cpu", dram=5 * GIB)["mooncake.json"])["global_segment_size"] == 5 * GIB // 2
 
@@ -286,7 +305,8 @@ def told(*arguments):
          "NPUs; accepted: memcache, yuanrong"),
         ("pd --model m --series cpu --decode-host 192.0.2.9", "error: --decode-host=\"192.0.2.9\": the local store is shared "
          "within one host: give that of prefill"),
-        ("pd --model m --series cpu --service-host b", "error: --service-host is of no use with the local store, which has no service"),
+        ("pd --model m --series cpu --service-host b", "error: --service-host is of no use with the local store, which has no "
+         "service"),
         ("mixed --model m --series a2 --decode-host b", "error: --decode-host is of use only in mode pd"),
         ("mixed --model m --series a2 --timeout 600", "error: --timeout is of use not with --series"),
         ("mixed --model m --series a2 --host 0.0.0.0", "error: --host is of use not with --series"),

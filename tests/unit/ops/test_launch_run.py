@@ -270,3 +270,14 @@ def test_a_signal_in_a_held_block_is_raised_at_its_end():
     except Told as told:
         reached.append(told.exit_code)
     assert reached == ["end of the block", 143]
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.05)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

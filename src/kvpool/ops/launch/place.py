@@ -46,8 +46,7 @@ def choose_ports(options: LaunchOptions) -> dict[str, int]:
         given = {flag: port for flag, port in options.port_flags.items() if port is not None}
         for flag, port in given.items():
             _hold(held, hosts[flag], port, flag)
-        chosen = {flag: given.get(flag) or _free(held, hosts[flag], flag) for flag in hosts}
-    return chosen
+        return {flag: given.get(flag) or _free(held, hosts[flag], flag) for flag in hosts}
 
 
 def _free(held: ExitStack, host: str, flag: str) -> int:

@@ -9,6 +9,8 @@ from kvpool.ops.launch.npu_setup import libraries, toolkit
 from kvpool.ops.launch.series import GIB, Series
 from kvpool.ops.launch.shell import command_lines, exports
 from kvpool.ops.services.memcache_files import LOCAL, Addresses, local_values, meta_values, text_of
+from kvpool.options.amounts import mooncake_host_nbytes
+from kvpool.options.mooncake_json import MooncakeOptions
 
 MASTER, MASTER_METRICS = 50088, 9003
 META, CONFIG_STORE, META_METRICS = 5000, 6000, 9004  # the library's own choice for metrics, 8000, is the proxy's
@@ -44,6 +46,13 @@ class PoolOnHost:
         """Whole GB on NPUs, which map memory by GB."""
         share = self.dram // self.ranks
         return share // GIB * GIB if self.series.npu else share
+
+    @property
+    def host_nbytes(self) -> int:
+        """What the pool takes of a host: with Mooncake on NPUs also the buffer that each rank has by default."""
+        if self.backend == "mooncake" and self.series.npu:
+            return mooncake_host_nbytes(self.ranks, self.per_rank, 0, MooncakeOptions.model_fields["local_buffer_size"].default)
+        return self.dram
 
     @property
     def variables(self) -> dict[str, str]:

@@ -18,12 +18,12 @@ from kvpool.ops.launch.plan import SERVER
 from kvpool.ops.launch.pool_files import FOLDER, File, PoolOnHost, script
 from kvpool.ops.launch.series import GIB, Series
 from kvpool.ops.launch.shell import command_lines, exports
+from kvpool.options.amounts import huge_pages
 from kvpool.options.ascend_store import BackendName
 from kvpool.options.errors import OptionError
 
 ENGINE_PORT, PREFILL_PORT, DECODE_PORT, PROXY_PORT = 8100, 8100, 8200, 8000
 KV_PORT = 20001
-PAGE = 2 << 20
 LOGS = "/var/log/kvpool"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 ORDER_OF_SERVICES = ("run_master.sh", "run_meta_service.sh", "run_owner.sh", "run_local_service.sh", "run_worker.sh")
@@ -163,8 +163,9 @@ def _requests(chosen: Production) -> File:
 
 def _prepare(chosen: Production) -> File:
     """Pages for the pool only, added to what is there, and looked at afterwards."""
-    pages = -(-chosen.dram // PAGE)
-    body = f"""pages={pages}  # of 2 MiB: the {chosen.dram >> 20} MB that this host gives to the pool
+    nbytes = chosen.pool.host_nbytes
+    pages = huge_pages(nbytes)
+    body = f"""pages={pages}  # of 2 MiB: the {nbytes >> 20} MB that the pool takes of this host
 [ "$(awk '/^Hugepagesize:/ {{print $2}}' /proc/meminfo)" = 2048 ] || {{ echo "huge pages of this host are not of 2 MiB"; exit 1; }}
 free=$(awk '/^HugePages_Free:/ {{print $2}}' /proc/meminfo)
 total=$(awk '/^HugePages_Total:/ {{print $2}}' /proc/meminfo)
@@ -202,9 +203,8 @@ def _notes(chosen: Production) -> list[str]:
     if chosen.series.name != "cpu":
         notes.append("Not run by us on this series. See docs/up.md for what was run.")
     notes += _notes_on_device(chosen.series)
-    if chosen.series.npu:
-        if chosen.mode == "pd":
-            notes.append("The guides have consumer_is_to_put for MLA models only: with vllm_ascend, remove it for others.")
+    if chosen.series.npu and chosen.mode == "pd":
+        notes.append("The guides have consumer_is_to_put for MLA models only: with vllm_ascend, remove it for others.")
     if "192.0.2." in "".join((chosen.service_host, chosen.prefill_host, chosen.decode_host)):
         notes.append("192.0.2.x are no real addresses: give --service-host, --prefill-host and --decode-host.")
     if chosen.mode == "separated" and chosen.backend == "memcache" and chosen.series.link != "hccs":
@@ -225,8 +225,6 @@ def _notes_on_device(series: Series) -> list[str]:
         device_of("npu" if series.npu else series.name)
     except ValueError:
         if series.npu:
-            return [
-                "The connectors must be those of vllm_ascend: this version of kvpool runs on CPUs only, so leave KVPOOL_TAKEOVER unset."
-            ]
+            return ["The connectors must be vllm_ascend's (leave KVPOOL_TAKEOVER unset): this version of kvpool runs on CPUs only."]
         return [f"This version of kvpool runs on CPUs only: engines on {series.name} will refuse to start with these files."]
     return ["Beside vllm_ascend its connectors of these names are used, unless KVPOOL_TAKEOVER=1 is set."] if series.npu else []

@@ -104,7 +104,7 @@ class Launch:
                 os.killpg(running.pid, number)
 
     def watch(self) -> None:
-        """Until a process, or one of the pool's service, ends by itself: OSError with its last lines. (A signal ends it as well.)"""
+        """Until a process, or one of the pool's service, ends by itself: OSError with its last lines. (A signal ends it too.)"""
         service = [(f"{running.name} of the pool's service", running) for running in self._of_service()]
         while True:
             self._refuse_dead("ended")

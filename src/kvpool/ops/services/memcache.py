@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class MemcacheService(Service):
                 processes.append(self._spawn_owner(folder))
                 wait_until((folder / READY).exists, processes, deadline_s)
         except BaseException:
-            stop_all(processes, 2.0)
+            end(processes, 2.0)
             raise
         started = Started(self.backend, str(folder), processes, env, where._asdict(), self._notes())
         save(started)
@@ -79,10 +80,7 @@ class MemcacheService(Service):
         started = load(folder)
         if started is None:
             return []
-        left = [path for process in started.processes for path in _shared_memory(process)]
-        killed = stop_all(started.processes, deadline_s)
-        for path in left:  # what a killed process leaves behind
-            path.unlink(missing_ok=True)
+        killed = end(started.processes, deadline_s)
         (folder / READY).unlink(missing_ok=True)
         (folder / STATE).unlink(missing_ok=True)
         return killed
@@ -96,6 +94,15 @@ class MemcacheService(Service):
             ready = _listens(started.addresses["meta"]) if process.name == META else (folder / READY).exists()
             states[process.name] = "dead" if not alive(process) else "ready" if ready else "starting"
         return states
+
+
+def end(processes: Sequence[Running], deadline_s: float) -> list[str]:
+    """As ``stop_all``; what killed processes leave in shared memory is removed."""
+    left = [path for process in processes for path in _shared_memory(process)]
+    killed = stop_all(processes, deadline_s)
+    for path in left:
+        path.unlink(missing_ok=True)
+    return killed
 
 
 def _listens(address: str) -> bool:
