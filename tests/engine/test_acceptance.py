@@ -32,7 +32,8 @@ def test_acceptance_of_the_local_store(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(tmp_path) not in text
     assert "127.0.0.1" not in text
     assert not descendants() - before
-    assert set(os.listdir("/dev/shm")) <= shared
+    left = set(os.listdir("/dev/shm")) - shared
+    assert not [name for name in left if not name.startswith("sem.mp-")]  # of the engine that was killed with its resource tracker
 
 
 def test_a_model_that_vllm_cannot_start_is_status_2(tmp_path: Path) -> None:
