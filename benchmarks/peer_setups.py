@@ -13,8 +13,9 @@ from pathlib import Path
 
 from benchmarks.engines import Setup, local_pool
 from benchmarks.overlay import overlay
-from benchmarks.processes import free_ports, server
+from benchmarks.processes import server
 from benchmarks.system_libraries import library_path
+from kvpool.ops.services.ports import free_ports
 
 MOONCAKE = ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "msgpack==1.2.4")
 # Its wheel is linked with the library of InfiniBand, also where only TCP is used.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from kvpool.ops.services.base import LOOPBACK
+from kvpool.ops.services.processes import listens
 
 READY_S, END_S = 60.0, 5.0
 
@@ -35,17 +37,11 @@ def server(command: Sequence[str], env: Mapping[str, str], port: int | None = No
 def _until_ready(process: subprocess.Popen[bytes], log: Path, port: int | None, says: str | None) -> None:
     end = time.monotonic() + READY_S
     while time.monotonic() < end and process.poll() is None:
-        if (port is None or _listens(port)) and (says is None or says in log.read_text(errors="replace")):
+        if (port is None or listens(LOOPBACK, port)) and (says is None or says in log.read_text(errors="replace")):
             return
         time.sleep(0.1)
     tail = " ".join(log.read_text(errors="replace").splitlines()[-5:])
     raise RuntimeError(f"{process.args!r} did not start: {tail}")
-
-
-def _listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-        return True
-    return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -54,15 +50,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with_names = [socket.socket() for _ in range(count)]
-    try:
-        for one in with_names:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in with_names]
-    finally:
-        for one in with_names:
-            one.close()

@@ -18,9 +18,10 @@ import aiohttp
 import numpy as np
 
 from benchmarks.overlay import overlay
-from benchmarks.processes import free_ports, server
+from benchmarks.processes import server
 from benchmarks.report import Report
 from benchmarks.settings import Settings
+from kvpool.ops.services.ports import free_ports
 
 FIGURES = r"proxy_.*"
 STREAMS, GAP_S, STAGGER_S = 64, 0.05, 0.02

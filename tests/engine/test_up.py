@@ -18,7 +18,7 @@ import pytest
 
 from kvpool.ops.demo.chat import counted
 from kvpool.ops.launch.place import PREFIX
-from kvpool.ops.services.processes import free_port
+from kvpool.ops.services.ports import free_port, free_ports
 from tests.engine import models
 from tests.engine.runner import EngineSpec, tokens
 
@@ -109,7 +109,7 @@ def test_mixed_answers_and_stores_and_ends_with_ctrl_c(folder: Path) -> None:
 
 
 def test_pd_moves_kv_and_the_next_turn_comes_from_the_pool(folder: Path) -> None:
-    port, prefill, decode = (free_port() for _ in range(3))
+    port, prefill, decode = free_ports(3)
     flags = ("--port", str(port), "--prefill-port", str(prefill), "--decode-port", str(decode))
     with up(folder, "pd", *flags) as running:
         running.until_ready()

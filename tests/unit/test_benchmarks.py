@@ -16,9 +16,11 @@ from benchmarks import __main__ as command
 from benchmarks import hits, local, peer_setups, plot, proxy, store_process, stores, summary, trace, ttft, zero_hit
 from benchmarks.models import kv_heavy
 from benchmarks.overlay import overlay
-from benchmarks.processes import free_ports, server
+from benchmarks.processes import server
 from benchmarks.report import Report, aim_of, table
 from benchmarks.settings import Settings
+
+from kvpool.ops.services.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"

@@ -127,7 +127,9 @@ def _print_json(checked: Checked) -> None:
 def _print_tables(checked: Checked) -> None:
     console = Console()
     for section in checked.sections:
-        table = Table("key", "value", "source", title=escape(section.title), title_justify="left")
+        table = Table(title=escape(section.title), title_justify="left")
+        for column in ("key", "value", "source"):
+            table.add_column(column, overflow="fold")
         for row in section.rows:
             table.add_row(row.key, escape(json.dumps(row.value, ensure_ascii=False)), escape(row.source))
         console.print(table)

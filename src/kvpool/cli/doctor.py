@@ -170,9 +170,9 @@ def _print_tables(need: Need, findings: Sequence[Finding]) -> None:
     console = Console()
     for area, group in groupby(findings, key=lambda finding: finding.area):
         rows = list(group)
-        table = Table("", "check", title=area, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-        table.add_column("found", overflow="fold")
-        table.add_column("needed", overflow="fold")
+        table = Table(title=area, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        for column in ("", "check", "found", "needed"):
+            table.add_column(column, overflow="fold", no_wrap=column == "check")
         for row in rows:
             level = row.level.value
             table.add_row(f"[{COLOURS[level]}]{level}[/]", row.check, escape(row.found), escape(row.needed))

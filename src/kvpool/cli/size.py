@@ -134,7 +134,10 @@ def _layers(text: str) -> tuple[int, ...] | Literal["all"]:
 def _print(report: Report) -> None:
     console = Console()
     for section in report.sections:
-        table = Table("figure", "value", "formula", "rule of", title=escape(section.title), title_justify="left")
+        table = Table(title=escape(section.title), title_justify="left")
+        for column in ("figure", "value", "formula", "rule of"):  # nothing is cut off, however narrow the terminal is
+            table.add_column(column, overflow="fold", no_wrap=column == "figure")
+        table.columns[1].min_width = max(len(f"{figure.value:,}") for figure in section.figures)  # numbers stay whole
         for figure in section.figures:
             table.add_row(figure.name, _shown(figure), escape(figure.formula), escape(figure.source))
         console.print(table)

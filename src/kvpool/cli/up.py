@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 READY_S = 600.0
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 HERE, THERE = "On this host", "Files for production hosts"
-ONLY_HERE = ("device", "port", "prefill_port", "decode_port", "kv_port", "kv_cache", "pool", "logs", "dry_run")
+ONLY_HERE = (
+    "device", "host", "port", "prefill_port", "decode_port", "kv_port", "kv_cache", "pool", "logs", "timeout", "dry_run"
+)  # fmt: skip
 ONLY_THERE = ("link", "service_host", "prefill_host", "decode_host", "nic", "write")
 
 Mode = Annotated[str, typer.Argument(metavar="mixed|pd|separated", help="Which deployment of the guides.")]
@@ -71,7 +73,7 @@ def up(
 
     Nothing is left behind, except for a pool that --pool names and logs in the folder of --logs."""
     try:
-        _refuse_unused(context.params)
+        _refuse_unused(context)
         if series is not None:
             _files(_production(context), write)
             return
@@ -85,12 +87,16 @@ def up(
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
 
 
-def _refuse_unused(given: dict[str, Any]) -> None:
-    """ValueError for an option of the other half."""
-    unused, words = (ONLY_THERE, "only with --series") if given["series"] is None else (ONLY_HERE, "not with --series")
-    for name in unused:
-        if given[name]:
+def _refuse_unused(context: typer.Context) -> None:
+    """ValueError for an option that would be ignored: of the other half, of another mode or store."""
+    given = {name for name in context.params if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"}
+    here = context.params["series"] is None
+    words = "only with --series" if here else "not with --series"
+    for name in ONLY_THERE if here else ONLY_HERE:
+        if name in given:
             raise ValueError(f"--{name.replace('_', '-')} is of use {words}")
+    if "decode_host" in given and context.params["mode"] != "pd":
+        raise ValueError("--decode-host is of use only in mode pd")
 
 
 def _size(flag: str, text: str) -> int:
@@ -166,8 +172,12 @@ def _production(context: typer.Context) -> Production:
     check_common(given["mode"], tuple(context.args))
     backend = series_backend(given["backend"], series, given["mode"] == "separated")
     hosts = ("127.0.0.1",) * 3 if backend == "local" else ("192.0.2.1", "192.0.2.2", "192.0.2.3")
+    if backend == "local" and given["service_host"] is not None:
+        raise ValueError("--service-host is of no use with the local store, which has no service")
     names = ("service_host", "prefill_host", "decode_host")
     places = {name: given[name] or usual for name, usual in zip(names, hosts, strict=True)}
+    if backend == "local" and given["decode_host"] is None:
+        places["decode_host"] = places["prefill_host"]
     nic = given["nic"] or ("lo" if backend == "local" else "eth0")
     name = given["served_model_name"] or os.path.basename(given["model"].rstrip("/"))
     dram, tp = _size("--dram", given["dram"]), given["tensor_parallel_size"]

@@ -16,7 +16,7 @@ from kvpool.ops.acceptance.options import AcceptanceDevice, AcceptanceOptions
 from kvpool.ops.launch import Launch, LaunchOptions, Place, Plan, launched
 from kvpool.ops.launch.plan import Process
 from kvpool.ops.launch.run import answers
-from kvpool.ops.services.processes import free_port
+from kvpool.ops.services.ports import free_port
 
 SERVER = """
 import http.server, os, subprocess, sys

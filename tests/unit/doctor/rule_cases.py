@@ -251,7 +251,7 @@ def of_huge_pages() -> list[Case]:
     short = (good.PAGES.nodes[0], replace(good.PAGES.nodes[1], free=10239))
     tcp = replace(good.LOCAL, backend="memcache", conf=good.memcache(protocol="host_tcp", dram_size="2GB"), ranks=2)
     return [
-        of(h.TOTAL, FAILURE, "100 reserved", "echo 20480 > /proc/sys/vm/nr_hugepages", worker, total=100),
+        of(h.TOTAL, FAILURE, "100 reserved", "echo 20560 > /proc/sys/vm/nr_hugepages", worker, total=100, free=20),
         of(h.TOTAL, FAILURE, "0 reserved", "echo 2048 >", tcp, total=0),
         of(h.TOTAL, WARNING, "100 reserved", "echo 10752 >", good.A2, total=100),
         of(h.TOTAL, UNKNOWN, "shows none", "HugePages_Total", worker, total=None),

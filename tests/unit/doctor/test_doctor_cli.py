@@ -65,6 +65,17 @@ def test_tables_have_the_fix_below():
     assert "mixed on cpu with local: " in result.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize("backend", ["mooncake", "yuanrong"])
+@pytest.mark.parametrize("width", ["50", "80"])
+def test_tables_cut_nothing_off(monkeypatch, width, backend):
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    told = doctor("--series", "a5", "--backend", backend).stdout
+    found = findings(doctor("--series", "a5", "--backend", backend, "--json"))
+    assert told.count("…") == sum("".join(one.values()).count("…") for one in found.values())
+    assert "hccl_rootinfo.json" in told.split(), "the name of a check stays whole"
+
+
 def test_what_is_missing_for_npus_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "/no/such/folder")
     result = doctor("--series", "a3", "--backend", "mooncake", "--json")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
+import threading
 import time
 
 import numpy as np
@@ -283,6 +286,23 @@ def test_addresses_of_this_host():
     assert is_own("eth0") is None
     assert read_ports(Need(env={"HCCL_IF_IP": "192.0.2.1"})).interface_address is False
     assert read_ports(Need()).interface_address is None
+
+
+def test_a_tool_ends_with_the_doctor_that_is_interrupted(tmp_path):
+    """Ctrl-C reaches doctor only; what it measures in a process of its own must not go on."""
+    mark = tmp_path / "pid"
+
+    def interrupt():
+        while not (mark.exists() and mark.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_tool([sys.executable, "-c", code, str(mark)], 50.0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
 
 
 def test_tools_end_at_their_deadline_with_their_children():

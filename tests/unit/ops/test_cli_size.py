@@ -52,6 +52,34 @@ def test_tables_show_formulas(model):
     assert "536,870,912 (0.50 GiB)" in told.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--ubsio-size", 3), "error: --ubsio-size=3: is of use only with --ubsio-memory"),
+        (("--kv-memory", "1GB"), "error: --kv-memory=1073741824: is of use only with --disk-size or --offload-buffer"),
+        (("--dram-per-dp", 3), "error: --dram-per-dp=3: is of use only with --topk-buffer"),
+        (("--fabric", "--backend", "memcache"), "error: --fabric=true: is of mooncake, but the store is memcache"),
+        (("--huge-pages", 3, "--backend", "mooncake"), "error: --huge-pages=3: is of yuanrong, but the store is mooncake"),
+    ],
+)
+def test_no_option_is_ignored(model, words, line):
+    told = run(model, *WORK, *words)
+    assert (told.exit_code, told.output.strip()) == (2, line)
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_tables_cut_nothing_off(model, width):
+    asked = [model, "--tokens", 131072, "--concurrency", 64, "--disk-size", "800GB", "--ubsio-memory", "200GB", "--fabric"]
+    every = figures(*asked)
+    told = CliRunner().invoke(app, ["size", *map(str, asked)], env={"COLUMNS": str(width)}).stdout
+    assert "…" not in told
+    cells = {cell.strip() for line in told.splitlines() for cell in line.split("│")}
+    assert set(every) <= cells, "names stay whole"
+    if width == 80:
+        words = {word for cell in cells for word in cell.split()}
+        assert {f"{one['value']:,}" for one in every.values() if one["unit"] in ("bytes", "count")} <= words, "numbers too"
+
+
 @pytest.mark.parametrize("text", ["1GB", "1024MB", "1048576KB", "1073741824B", "1073741824"])
 def test_sizes_are_written_as_in_mooncake_json(model, text):
     """The KV pool guide, 2.2.1, lists these five."""

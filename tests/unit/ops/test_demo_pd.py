@@ -1,6 +1,7 @@
 """The demo's client against a small server, and its verdict."""
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -86,6 +87,21 @@ def test_an_answer_that_is_none(status, text, told, server):
     answers["/v1/chat/completions"] = status, text
     with pytest.raises(OSError, match=told):
         ask(url, "m", [], 8)
+
+
+def test_an_answer_that_breaks_off_in_the_middle():
+    def serve(listening):
+        link, _ = listening.accept()
+        with link:
+            link.recv(1 << 16)
+            link.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\ndata: {")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        with pytest.raises(OSError, match="the answer broke off"):
+            ask(f"http://127.0.0.1:{listening.getsockname()[1]}", "m", [], 8)
+        thread.join()
 
 
 def turns(texts, on_decode=1, hits=64):

@@ -9,6 +9,7 @@ import pytest
 from kvpool.ops.launch.options import LaunchOptions, check, default_backend
 from kvpool.ops.launch.place import choose_devices, choose_ports
 from kvpool.ops.launch.plan import Place, make_plan, plain_plan
+from kvpool.ops.services.ports import HANDED_OUT, free_ports, quiet_ports
 from kvpool.options import Deployment, OptionError
 from kvpool.options.probe import Probe
 from kvpool.options.transfer import parse_transfer_config
@@ -96,7 +97,7 @@ def test_fewer_cpus_than_ranks_are_shared():
 
 
 def test_gpus_are_dealt_out():
-    plan = make_plan(options(tp=2, device="cuda", backend="mooncake"), replace(PLACE, devices=(0, 1, 2, 3)))
+    plan = make_plan(options(tp=2, device="cuda", backend="mooncake"), replace(PLACE, devices=tuple("0123")))
     assert [process.env["CUDA_VISIBLE_DEVICES"] for process in plan.processes[:2]] == ["0,1", "2,3"]
 
 
@@ -119,6 +120,8 @@ def test_where_requests_go_on_all_interfaces():
         ({"mode": "separated"}, "has no process that owns the memory"),
         ({"device": "npu"}, "--series a2, a3 or a5"),
         ({"device": "cuda"}, "does not reach the memory of cuda"),
+        ({"device": "cuda", "backend": "memcache"}, "does not reach the memory of cuda"),
+        ({"device": "cuda", "backend": "mooncake"}, "runs engines on CPUs only: give --device cpu"),
         ({"backend": "mooncake", "pool": "x"}, '--pool="x": names a pool of the local store'),
         ({"mode": "mixed", "kv_port": 4}, "--kv-port=4: there is no such port in mode mixed"),
         ({"port": 4, "decode_port": 4}, "--decode-port=4: is that of --port already"),
@@ -153,6 +156,32 @@ def test_too_few_gpus(tmp_path):
         (tmp_path / "dev" / name).touch()
     probe = Probe(str(tmp_path))
     two = options(device="cuda", backend="mooncake")
-    assert choose_devices(two, probe) == (0, 1)
+    assert choose_devices(two, probe, {}) == ("0", "1")
     with pytest.raises(OptionError, match="need 4 GPUs, and this host shows 2"):
-        choose_devices(replace(two, tp=2), probe)
+        choose_devices(replace(two, tp=2), probe, {})
+
+
+def test_gpus_that_the_environment_hides_are_not_taken(tmp_path):
+    two = options(device="cuda", backend="mooncake")
+    assert choose_devices(two, Probe(str(tmp_path)), {"CUDA_VISIBLE_DEVICES": "6, GPU-0a1b"}) == ("6", "GPU-0a1b")
+    for shown in ("6", ""):
+        with pytest.raises(OptionError, match="need 2 GPUs, and CUDA_VISIBLE_DEVICES shows "):
+            choose_devices(two, Probe(str(tmp_path)), {"CUDA_VISIBLE_DEVICES": shown})
+
+
+def test_ports_are_not_those_that_the_system_hands_out(tmp_path):
+    range_file = tmp_path / "range"
+    range_file.write_text("20000\t60999\n")
+    for _ in range(20):
+        assert all(port < 20000 for port in quiet_ports(range_file))
+    range_file.write_text("1024\t65535\n")  # nothing else is left
+    assert list(quiet_ports(range_file))
+    low, high = map(int, HANDED_OUT.read_text().split())
+    assert not [port for port in choose_ports(options()).values() if low <= port <= high]
+
+
+def test_free_ports_are_different_and_free():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    with pytest.raises(OSError, match=r"[Aa]ssign"):
+        free_ports(1, "192.0.2.1")

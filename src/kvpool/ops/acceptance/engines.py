@@ -13,7 +13,7 @@ from kvpool.ops.acceptance.options import AcceptanceOptions
 from kvpool.ops.launch import Launch, LaunchOptions, Place
 from kvpool.ops.launch import plan as plans
 from kvpool.ops.launch.transfer_config import alone
-from kvpool.ops.services.processes import free_port
+from kvpool.ops.services.ports import free_port
 
 MODEL = "acceptance"  # its name in requests
 POOL = "acceptance"

@@ -39,12 +39,15 @@ def ask(url: str, model: str, messages: Sequence[dict[str, str]], max_tokens: in
     began, first = time.monotonic(), 0.0
     pieces: list[str] = []
     usage: dict[str, int] = {}
-    for event in _events(url, body):
-        usage = event.get("usage") or usage
-        for choice in event.get("choices", []):
-            if piece := choice["delta"].get("content"):
-                first = first or time.monotonic()
-                pieces.append(piece)
+    try:
+        for event in _events(url, body):
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", []):
+                if piece := choice["delta"].get("content"):
+                    first = first or time.monotonic()
+                    pieces.append(piece)
+    except http.client.HTTPException as error:
+        raise OSError(f"{url}: the answer broke off: {error!r}") from None
     if not usage or not first:
         raise OSError(f"{url}: the answer broke off, or is empty")
     return Said("".join(pieces), first - began, usage["prompt_tokens"], usage["completion_tokens"])

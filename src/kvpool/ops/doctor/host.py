@@ -51,12 +51,21 @@ def run_tool(command: Sequence[str], timeout_s: float = TOOL_S) -> Ran | None:
         output, _ = process.communicate(timeout=timeout_s)
         return Ran(process.returncode, output.decode(errors="replace"))
     except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _kill(process)
+    except BaseException:  # Ctrl-C reaches us only: the tool has a session of its own
+        _kill(process)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(2)
+        raise
     output = b""
     with suppress(subprocess.TimeoutExpired):
         output, _ = process.communicate(timeout=2)
     return Ran(None, output.decode(errors="replace"))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def installed_version(distribution: str) -> str | None:

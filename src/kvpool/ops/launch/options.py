@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kvpool.devices import device_of
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
 
@@ -84,11 +85,17 @@ def check(options: LaunchOptions) -> None:
     if options.backend == "local" and options.mode == "separated":
         reason = "has no process that owns the memory: it outlives engines by itself; accepted: mooncake, memcache, yuanrong"
         raise OptionError("--backend", "local", reason)
-    if options.backend == "local" and options.device != "cpu":
-        raise OptionError("--backend", "local", f"does not reach the memory of {options.device}; accepted: mooncake, yuanrong")
+    if options.backend in ("local", "memcache") and options.device != "cpu":
+        raise OptionError(
+            "--backend", options.backend, f"does not reach the memory of {options.device}; accepted: mooncake, yuanrong"
+        )
     if options.pool is not None and options.backend != "local":
         raise OptionError("--pool", options.pool, f"names a pool of the local store, but the store is {options.backend}")
     _check_ports(options)
+    try:
+        device_of(options.device)
+    except ValueError:
+        raise OptionError("--device", options.device, "this version runs engines on CPUs only: give --device cpu") from None
 
 
 def check_common(mode: str, engine_args: tuple[str, ...]) -> None:

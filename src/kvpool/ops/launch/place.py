@@ -8,16 +8,18 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvpool.ops.launch.options import LaunchOptions
 from kvpool.ops.launch.plan import HERE, Place
+from kvpool.ops.services.ports import quiet_ports
 from kvpool.options.errors import OptionError
 from kvpool.options.probe import HOST, Probe
 
 PREFIX = "kvpool-up-"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @contextmanager
@@ -39,13 +41,20 @@ def shown_place(options: LaunchOptions) -> Place:
 
 def choose_ports(options: LaunchOptions) -> dict[str, int]:
     """Ports that were given, found free, and free ones for the others. All are held until the last is known."""
-    chosen: dict[str, int] = {}
+    hosts = {flag: options.host if flag == "--port" else HERE for flag in options.port_flags}
     with ExitStack() as held:
-        wanted = sorted(options.port_flags.items(), key=lambda item: item[1] is None)  # given ones first
-        for flag, port in wanted:
-            host = options.host if flag == "--port" else HERE
-            chosen[flag] = _hold(held, host, port, flag)
-    return chosen
+        given = {flag: port for flag, port in options.port_flags.items() if port is not None}
+        for flag, port in given.items():
+            _hold(held, hosts[flag], port, flag)
+        return {flag: given.get(flag) or _free(held, hosts[flag], flag) for flag in hosts}
+
+
+def _free(held: ExitStack, host: str, flag: str) -> int:
+    """A port that stays free until an engine, which starts slowly, listens on it: nobody else gets one of these by chance."""
+    for port in quiet_ports():
+        with suppress(OptionError):
+            return _hold(held, host, port, flag)
+    return _hold(held, host, None, flag)
 
 
 def _hold(held: ExitStack, host: str, port: int | None, flag: str) -> int:
@@ -53,26 +62,33 @@ def _hold(held: ExitStack, host: str, port: int | None, flag: str) -> int:
         address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise OptionError("--host", host, f"cannot be resolved: {error.strerror}") from None
-    probe = held.enter_context(socket.socket(address[0], socket.SOCK_STREAM))
-    try:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a launch before has used can be used again at once
-        probe.bind(address[4])
-        probe.listen(1)
-    except OSError as error:
-        if port is None:
-            raise OptionError("--host", host, f"cannot be listened on: {error.strerror}") from None
-        raise OptionError(flag, port, f"cannot be listened on ({error.strerror}): choose another, or none") from None
+    with ExitStack() as own:
+        probe = own.enter_context(socket.socket(address[0], socket.SOCK_STREAM))
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a launch before has used can be used again at once
+            probe.bind(address[4])
+            probe.listen(1)
+        except OSError as error:
+            if port is None:
+                raise OptionError("--host", host, f"cannot be listened on: {error.strerror}") from None
+            raise OptionError(flag, port, f"cannot be listened on ({error.strerror}): choose another, or none") from None
+        held.push(own.pop_all())
     return int(probe.getsockname()[1])
 
 
-def choose_devices(options: LaunchOptions, probe: Probe = HOST) -> tuple[int, ...]:
-    """The GPUs of this host; none on CPUs. OptionError where there are too few."""
+def choose_devices(options: LaunchOptions, probe: Probe = HOST, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The GPUs of this host, as far as CUDA_VISIBLE_DEVICES shows them; none on CPUs. OptionError where there are too few."""
     if options.device != "cuda":
         return ()
-    found = tuple(sorted(probe.devices("nvidia")))
+    shown = env.get(VISIBLE)
+    if shown is None:
+        found = tuple(map(str, sorted(probe.devices("nvidia"))))
+    else:
+        found = tuple(name.strip() for name in shown.split(",") if name.strip())
     needed = len(options.engines) * options.tp
     if len(found) < needed:
-        reason = f"{len(options.engines)} engines need {needed} GPUs, and this host shows {len(found)}"
+        whose = "this host" if shown is None else VISIBLE
+        reason = f"{len(options.engines)} engines need {needed} GPUs, and {whose} shows {len(found)}"
         raise OptionError("--tensor-parallel-size", options.tp, reason)
     return found
 

@@ -23,7 +23,7 @@ class Place:
     """Where a launch happens. ``folder`` holds logs and temporary files; ``shared``, in shared memory, local pools, and
     sockets, whose paths must be short.
 
-    ``ports`` by flag; ``cpus`` and ``devices`` are the numbers that may be used."""
+    ``ports`` by flag; ``cpus`` are the numbers of those that may be used, ``devices`` numbers or names."""
 
     folder: str
     shared: str
@@ -31,7 +31,7 @@ class Place:
     secret: str
     python: str
     cpus: Sequence[int] = (0,)
-    devices: Sequence[int] = ()
+    devices: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _share(options: LaunchOptions, place: Place, number: int) -> dict[str, str]:
     """The CPUs of each rank, ranks divided by "|", or the devices of this engine. Where CPUs are too few, ranks share them."""
     if options.device == "cuda":
         mine = place.devices[number * options.tp : (number + 1) * options.tp]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
     ranks = len(options.engines) * options.tp
     width = max(1, len(place.cpus) // ranks)
     shares = []

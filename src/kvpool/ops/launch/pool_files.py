@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from kvpool.ops.launch.npu_setup import libraries, toolkit
 from kvpool.ops.launch.series import GIB, Series
-from kvpool.ops.launch.shell import command_lines
+from kvpool.ops.launch.shell import command_lines, exports
 from kvpool.ops.services.memcache_files import LOCAL, Addresses, local_values, meta_values, text_of
+from kvpool.options.amounts import mooncake_host_nbytes
+from kvpool.options.mooncake_json import MooncakeOptions
 
 MASTER, MASTER_METRICS = 50088, 9003
 META, CONFIG_STORE, META_METRICS = 5000, 6000, 9004  # the library's own choice for metrics, 8000, is the proxy's
@@ -26,12 +29,14 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class PoolOnHost:
-    """``service_host`` is where master, MetaService or metastore is. ``dram``: bytes that each host gives; ``ranks``: engine ranks
-    of a host; ``separated``: an owner gives the memory, not the ranks."""
+    """``service_host`` is where master, MetaService or metastore is, ``host`` a host of engines, with ``nic``. ``dram``: bytes that
+    each host gives; ``ranks``: engine ranks of a host; ``separated``: an owner gives the memory, not the ranks."""
 
     backend: str
     series: Series
     service_host: str
+    host: str
+    nic: str
     dram: int
     ranks: int
     separated: bool
@@ -41,6 +46,13 @@ class PoolOnHost:
         """Whole GB on NPUs, which map memory by GB."""
         share = self.dram // self.ranks
         return share // GIB * GIB if self.series.npu else share
+
+    @property
+    def host_nbytes(self) -> int:
+        """What the pool takes of a host: with Mooncake on NPUs also the buffer that each rank has by default."""
+        if self.backend == "mooncake" and self.series.npu:
+            return mooncake_host_nbytes(self.ranks, self.per_rank, 0, MooncakeOptions.model_fields["local_buffer_size"].default)
+        return self.dram
 
     @property
     def variables(self) -> dict[str, str]:
@@ -98,7 +110,8 @@ class PoolOnHost:
         engine = 0 if self.separated else self.per_rank
         largest = self.dram if self.separated else self.per_rank
         meta = {**meta_values(where), "ock.mmc.log_path": "/var/log/memcache"}
-        run = f"export MMC_META_CONFIG_PATH={FOLDER}/mmc-meta.conf\nmkdir -p /var/log/memcache\n"
+        setup = toolkit(self.series) + libraries(self.series, "memcache")  # without them the library cannot be imported
+        run = f"{setup}export MMC_META_CONFIG_PATH={FOLDER}/mmc-meta.conf\nmkdir -p /var/log/memcache\n"
         run += "exec python -c 'from memcache_hybrid import MetaService; MetaService.main()'\n"
         files = [
             File("mmc-meta.conf", text_of(meta)),
@@ -107,8 +120,9 @@ class PoolOnHost:
         ]
         if self.separated:
             owner = ["python", "-m", "kvpool.ops.services.memcache_owner", f"{FOLDER}/mmc-local-standalone.conf"]
-            words = "The owner of this host's memory: on every host, after the MetaService and before engines."
-            start = "mkdir -p /run/kvpool\nexec " + command_lines([*owner, "/run/kvpool/local-service.ready"])
+            words = f"The owner of this host's memory: on every host ({self.host}), after the MetaService and before engines."
+            start = setup + exports(self.series.variables(self.host, self.nic)) + "mkdir -p /run/kvpool\nexec "
+            start += command_lines([*owner, "/run/kvpool/local-service.ready"])
             files.append(File("mmc-local-standalone.conf", self._local_conf(where, self.dram, largest)))
             files.append(File("run_local_service.sh", script(words, start)))
         return files

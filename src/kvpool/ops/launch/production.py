@@ -6,22 +6,26 @@ What is different from the samples, and why: docs/up.md.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from kvpool.devices import device_of
 from kvpool.ops.launch import transfer_config
+from kvpool.ops.launch.npu_setup import libraries, toolkit
 from kvpool.ops.launch.options import Mode
 from kvpool.ops.launch.plan import SERVER
 from kvpool.ops.launch.pool_files import FOLDER, File, PoolOnHost, script
 from kvpool.ops.launch.series import GIB, Series
 from kvpool.ops.launch.shell import command_lines, exports
+from kvpool.options.amounts import huge_pages
 from kvpool.options.ascend_store import BackendName
 from kvpool.options.errors import OptionError
 
 ENGINE_PORT, PREFILL_PORT, DECODE_PORT, PROXY_PORT = 8100, 8100, 8200, 8000
-KV_PORTS = {"prefill": 20001, "decode": 20002}
-PAGE = 2 << 20
+KV_PORT = 20001
 LOGS = "/var/log/kvpool"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 ORDER_OF_SERVICES = ("run_master.sh", "run_meta_service.sh", "run_owner.sh", "run_local_service.sh", "run_worker.sh")
 
 
@@ -44,8 +48,14 @@ class Production:
 
     @property
     def pool(self) -> PoolOnHost:
+        ranks = self.tp * (2 if self.shares_host else 1)
         separated = self.mode == "separated"
-        return PoolOnHost(self.backend, self.series, self.service_host, self.dram, self.tp, separated)
+        return PoolOnHost(self.backend, self.series, self.service_host, self.prefill_host, self.nic, self.dram, ranks, separated)
+
+    @property
+    def shares_host(self) -> bool:
+        """Whether prefill and decode run on the same host, and so divide its devices and what it gives to the pool."""
+        return self.mode == "pd" and self.prefill_host == self.decode_host
 
     @property
     def requests_to(self) -> tuple[str, int]:
@@ -66,40 +76,44 @@ def production_files(chosen: Production) -> list[File]:
 
 
 def _check(chosen: Production) -> None:
-    if chosen.mode != "separated" and chosen.backend in ("mooncake", "memcache") and chosen.pool.per_rank == 0:
-        raise OptionError("--dram", chosen.dram, f"is less than 1GB for each of {chosen.tp} ranks, and NPUs map memory by whole GB")
-    if chosen.mode == "separated" and chosen.series.npu and chosen.dram % GIB:
-        raise OptionError("--dram", chosen.dram, "is not a multiple of 1GB, in which NPUs map memory")
+    for flag, value in (
+        ("--service-host", chosen.service_host),
+        ("--prefill-host", chosen.prefill_host),
+        ("--decode-host", chosen.decode_host),
+        ("--nic", chosen.nic),
+    ):
+        if not _NAME.fullmatch(value):
+            raise OptionError(flag, value, "expected a name or an IPv4 address, without a port")
+    if chosen.backend == "local" and chosen.mode == "pd" and not chosen.shares_host:
+        raise OptionError("--decode-host", chosen.decode_host, "the local store is shared within one host: give that of prefill")
+    ranks = 1 if chosen.mode == "separated" else chosen.pool.ranks
+    if chosen.series.npu and chosen.backend in ("mooncake", "memcache") and chosen.dram % (ranks * GIB):
+        share = f"1GB for each of {ranks} ranks" if ranks > 1 else "1GB"
+        reason = f"is not a multiple of {share}, in which NPUs map memory: give {-(-chosen.dram // (ranks * GIB)) * ranks}GB"
+        raise OptionError("--dram", chosen.dram, reason)
 
 
 def _engine(chosen: Production, side: str) -> File:
     """``side``: prefill, decode, or engine where there is one kind only."""
     host, port = _where(chosen, side)
     series = chosen.series
-    body = ""
-    if series.npu:
-        body += "source /usr/local/Ascend/ascend-toolkit/set_env.sh\nsource /usr/local/Ascend/nnal/atb/set_env.sh\n\n"
+    body = toolkit(series)
     env = {"PYTHONHASHSEED": "0", "VLLM_HOST_IP": host, **series.variables(host, chosen.nic), **chosen.pool.variables}
     if series.visible:
-        env[series.visible] = ",".join(map(str, range(chosen.tp)))
+        first = chosen.tp if chosen.shares_host and side == "decode" else 0
+        env[series.visible] = ",".join(map(str, range(first, first + chosen.tp)))
     if series.npu:
         env["ASCEND_PROCESS_LOG_PATH"] = f"{LOGS}/{side}/ascend"  # of its own: engines of a host must not share one
     body += exports(env)
-    package = {"mooncake": "mooncake", "memcache": "memcache_hybrid"}.get(chosen.backend)
-    if package and series.npu:
-        body += _library_path(package)
+    body += libraries(series, chosen.backend)
+    if chosen.backend == "yuanrong":
+        body += 'mkdir -p "$DATASYSTEM_CLIENT_LOG_DIR"\n'
     if chosen.mode == "pd":
         body += ': "${KVPOOL_SECRET:?set it, and export it: one secret of 16 characters or more on prefill, decode and proxy}"\n'
     body += f'mkdir -p {LOGS}/{side}\nlog={LOGS}/{side}/$(date +%Y%m%d-%H%M%S).log\necho "log: $log"\n\n'
     body += "exec " + command_lines(_engine_command(chosen, side, port)).rstrip("\n") + ' \\\n    >> "$log" 2>&1\n'
     where = f"on {host}" if chosen.mode == "pd" else f"on {host}; for a further host write its address instead"
     return File(f"run_{side}.sh", script(f"{side.capitalize()}: {where}.", body))
-
-
-def _library_path(package: str) -> str:
-    """Where the package lies is asked, not guessed: it depends on the Python."""
-    found = f"import importlib.util; print(importlib.util.find_spec('{package}').submodule_search_locations[0])"
-    return f'package=$(python -c "{found}")\nexport LD_LIBRARY_PATH="$package:$package/lib:$LD_LIBRARY_PATH"\n'
 
 
 def _engine_command(chosen: Production, side: str, port: int) -> list[str]:
@@ -121,7 +135,8 @@ def _transfer(chosen: Production, side: str) -> dict[str, Any]:
         return transfer_config.alone({**pool, "lookup_rpc_port": "0"})
     role: transfer_config.Role = "kv_producer" if side == "prefill" else "kv_consumer"
     label = "0" if side == "prefill" else "1"
-    return transfer_config.paired(role, KV_PORTS[side], chosen.tp, {**pool, "lookup_rpc_port": label}, {})
+    kv_port = KV_PORT if side == "prefill" else KV_PORT + chosen.tp  # some connectors take one for each rank
+    return transfer_config.paired(role, kv_port, chosen.tp, {**pool, "lookup_rpc_port": label}, {})
 
 
 def _where(chosen: Production, side: str) -> tuple[str, int]:
@@ -141,15 +156,16 @@ def _requests(chosen: Production) -> File:
     """The port that is served, the name that is served, and the option that this endpoint knows."""
     host, port = chosen.requests_to
     question = {"model": chosen.name, "prompt": "The three largest lakes of Europe are", "max_tokens": 64, "temperature": 0.0}
-    command = ["curl", f"http://{host}:{port}/v1/completions", "-sS", "-H", "Content-Type: application/json"]
+    command = ["curl", f"http://{host}:{port}/v1/completions", "-sS", "--max-time", "600", "-H", "Content-Type: application/json"]
     command += ["-d", json.dumps(question)]
     return File("ask.sh", script("A request.", command_lines(command)))
 
 
 def _prepare(chosen: Production) -> File:
     """Pages for the pool only, added to what is there, and looked at afterwards."""
-    pages = -(-chosen.dram // PAGE)
-    body = f"""pages={pages}  # of 2 MiB: the {chosen.dram >> 20} MB that this host gives to the pool
+    nbytes = chosen.pool.host_nbytes
+    pages = huge_pages(nbytes)
+    body = f"""pages={pages}  # of 2 MiB: the {nbytes >> 20} MB that the pool takes of this host
 [ "$(awk '/^Hugepagesize:/ {{print $2}}' /proc/meminfo)" = 2048 ] || {{ echo "huge pages of this host are not of 2 MiB"; exit 1; }}
 free=$(awk '/^HugePages_Free:/ {{print $2}}' /proc/meminfo)
 total=$(awk '/^HugePages_Total:/ {{print $2}}' /proc/meminfo)
@@ -186,10 +202,9 @@ def _notes(chosen: Production) -> list[str]:
     notes = ["Check before starting: `kvpool config check` (docs/up.md says how)."]
     if chosen.series.name != "cpu":
         notes.append("Not run by us on this series. See docs/up.md for what was run.")
-    if chosen.series.npu:
-        notes.append("Beside vllm_ascend its connectors of these names are used, unless KVPOOL_TAKEOVER=1 is set.")
-        if chosen.mode == "pd":
-            notes.append("The guides have consumer_is_to_put for MLA models only: with vllm_ascend, remove it for others.")
+    notes += _notes_on_device(chosen.series)
+    if chosen.series.npu and chosen.mode == "pd":
+        notes.append("The guides have consumer_is_to_put for MLA models only: with vllm_ascend, remove it for others.")
     if "192.0.2." in "".join((chosen.service_host, chosen.prefill_host, chosen.decode_host)):
         notes.append("192.0.2.x are no real addresses: give --service-host, --prefill-host and --decode-host.")
     if chosen.mode == "separated" and chosen.backend == "memcache" and chosen.series.link != "hccs":
@@ -202,3 +217,14 @@ def _notes(chosen: Production) -> list[str]:
         notes.append("The local store is shared within one host: prefill and decode run on the same one.")
         notes.append("Give each side its own cores: VLLM_CPU_OMP_THREADS_BIND, as 0-31 and 32-63.")
     return notes
+
+
+def _notes_on_device(series: Series) -> list[str]:
+    """Whose connectors run there, as far as this version has none for the device."""
+    try:
+        device_of("npu" if series.npu else series.name)
+    except ValueError:
+        if series.npu:
+            return ["The connectors must be vllm_ascend's (leave KVPOOL_TAKEOVER unset): this version of kvpool runs on CPUs only."]
+        return [f"This version of kvpool runs on CPUs only: engines on {series.name} will refuse to start with these files."]
+    return ["Beside vllm_ascend its connectors of these names are used, unless KVPOOL_TAKEOVER=1 is set."] if series.npu else []

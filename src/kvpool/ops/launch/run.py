@@ -38,7 +38,7 @@ class Launch:
     shared memory that they leave. ``say`` gets progress, line by line."""
 
     def __init__(self, plan: Plan, place: Place, signals: Signals, say: Callable[[str], None], logs: Path | None = None) -> None:
-        self._plan, self._signals, self._say = plan, signals, say
+        self._plan, self._signals, self._teller = plan, signals, say
         self._folder = Path(place.folder)
         self._logs = logs or self._folder
         self._service: Service | None = None
@@ -61,17 +61,18 @@ class Launch:
 
     def start(self, deadline_s: float) -> None:
         """Start everything and wait until all answer. OSError, with the last lines of a log, where that fails or takes longer."""
+        began = time.monotonic()
         if self._plan.service is not None:
-            self.start_service()
+            self.start_service(min(SERVICE_S, deadline_s))
         for process in self._plan.processes:
             self._spawn(process)
-        self._wait(list(self._running), deadline_s)
+        self._wait(list(self._running), deadline_s, began)
 
     def add(self, process: Process, deadline_s: float) -> None:
         """Start one more process and wait until it answers. OSError as for ``start``; what did not come up is ended."""
         self._spawn(process)
         try:
-            self._wait(self._running[-1:], deadline_s)
+            self._wait(self._running[-1:], deadline_s, time.monotonic())
         except OSError:
             self.kill(process.name)
             raise
@@ -98,18 +99,25 @@ class Launch:
 
     def signal_service(self, number: int) -> None:
         """Send a signal to every process of the pool's service."""
-        started = load(self._folder / SERVICE)
-        for running in started.processes if started is not None else []:
+        for running in self._of_service():
             if alive(running):
                 os.killpg(running.pid, number)
 
     def watch(self) -> None:
-        """Until a process ends by itself: OSError with its last lines. (A signal ends it as well.)"""
+        """Until a process, or one of the pool's service, ends by itself: OSError with its last lines. (A signal ends it too.)"""
+        service = [(f"{running.name} of the pool's service", running) for running in self._of_service()]
         while True:
             self._refuse_dead("ended")
+            for name, running in service:
+                if not alive(running):
+                    raise OSError(_end_of(name, "ended", running))
             time.sleep(LOOK_S)
 
-    def start_service(self) -> None:
+    def _of_service(self) -> list[Running]:
+        started = load(self._folder / SERVICE)
+        return started.processes if started is not None else []
+
+    def start_service(self, deadline_s: float = SERVICE_S) -> None:
         """The plan's service, in place of the one that was started before. Only processes started from now on know where it is."""
         wanted = self._plan.service
         assert wanted is not None
@@ -117,8 +125,8 @@ class Launch:
         made = service(wanted.backend, dram_bytes=wanted.owner_dram, engine_dram_bytes=wanted.engine_dram)
         folder = self._folder / SERVICE
         made.stop(folder, STOP_S)
-        started = made.start(folder, SERVICE_S)  # ends what it has started when it is interrupted
-        self._service = made
+        self._service = made  # before it starts: a signal may come between its start and the next line
+        started = made.start(folder, deadline_s)  # ends what it has started when it is interrupted
         for name, address in started.addresses.items():
             self._say(f"pool service {wanted.backend}: {name} at {address}")
         for note in started.notes:
@@ -142,8 +150,9 @@ class Launch:
         where = ", ".join(f"{flag} {port}" for flag, port in process.ports.items())
         self._say(f"{process.name}: starting ({where}; log: {running.log})")
 
-    def _wait(self, waiting: list[tuple[Process, Running]], deadline_s: float) -> None:
-        began = told = time.monotonic()
+    def _wait(self, waiting: list[tuple[Process, Running]], deadline_s: float, began: float) -> None:
+        """``began``: when the time of ``deadline_s`` seconds did."""
+        told = time.monotonic()
         while waiting:
             self._refuse_dead("ended before it was ready")
             for process, running in list(waiting):
@@ -162,29 +171,43 @@ class Launch:
     def _refuse_dead(self, words: str) -> None:
         for process, running in self._running:
             if not alive(running):
-                raise OSError(f"{process.name} {words}; the end of its log ({running.log}):\n{tail(running)}")
+                raise OSError(_end_of(process.name, words, running))
 
     def _found(self, name: str) -> Running:
         return next(running for process, running in self._running if process.name == name)
 
     def _stop(self) -> None:
+        """Whatever fails on the way, in the end every descendant that is left is killed."""
         ours = descendants.descendants() - self._others
         if ours:
             self._say("stopping")
         segments = descendants.shared_segments(ours) | self._killed_segments
-        killed = stop_all([running for _, running in self._running], STOP_S)
-        if self._service is not None:
-            killed += self._service.stop(self._folder / SERVICE, STOP_S)
-        late = descendants.end_all(self._others, GRACE_S, KILL_S)
-        for path in segments:
-            with suppress(OSError):
-                path.unlink()
+        killed: list[str] = []
+        late = 0
+        try:
+            killed += stop_all([running for _, running in self._running], STOP_S)
+            if self._service is not None:
+                killed += self._service.stop(self._folder / SERVICE, STOP_S)
+        finally:
+            late = descendants.end_all(self._others, GRACE_S, KILL_S)
+            for path in segments:
+                with suppress(OSError):
+                    path.unlink()
         if killed or late:
             self._say(f"had to be killed: {', '.join(killed) or f'{late} processes that others had started'}")
         if left := descendants.descendants() - self._others:
             self._say(f"still there: {', '.join(str(pid) for pid, _ in left)}")
         elif ours:
             self._say("stopped")
+
+    def _say(self, line: str) -> None:
+        """Nobody may be listening any more: the terminal is gone after SIGHUP, or the pipe. That must not keep us from stopping."""
+        with suppress(OSError, ValueError):
+            self._teller(line)
+
+
+def _end_of(name: str, words: str, running: Running) -> str:
+    return f"{name} {words}; the end of its log ({running.log}):\n{tail(running)}"
 
 
 def answers(url: str) -> bool:

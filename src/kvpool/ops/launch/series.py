@@ -31,7 +31,7 @@ class Series:
 
     @property
     def memcache_protocol(self) -> str:
-        """Host protocols elsewhere: shared memory, since host_tcp and host_rdma need huge pages or hcom."""
+        """Host protocols on CPUs: shared memory, since host_tcp and host_rdma need huge pages or hcom."""
         by_link = {"hccs": "device_sdma", "roce": "device_rdma", "ub": "device_urma", "uboe": "device_uboe"}
         return by_link.get(self.link, "host_shm")
 
@@ -72,11 +72,23 @@ def series_of(name: str, link: str | None) -> Series:
 
 def series_backend(given: str | None, series: Series, separated: bool) -> BackendName:
     """The store: the one that was given, if it works there, else the usual one."""
+    accepted = tuple(name for name in BACKENDS if _unfit(name, series, separated) == "")
     if given is not None and given not in BACKENDS:
-        raise OptionError("--backend", given, f"accepted: {', '.join(BACKENDS)}")
-    if given == "local" and series.name != "cpu":
-        raise OptionError("--backend", given, f"does not reach the memory of {series.name}; accepted: {', '.join(BACKENDS[1:])}")
-    if given == "local" and separated:
-        raise OptionError("--backend", given, f"has no process that owns the memory; accepted: {', '.join(BACKENDS[1:])}")
-    usual: BackendName = "local" if series.name == "cpu" and not separated else "mooncake"
+        raise OptionError("--backend", given, f"accepted: {', '.join(accepted)}")
+    if given is not None and given not in accepted:
+        raise OptionError("--backend", given, f"{_unfit(given, series, separated)}; accepted: {', '.join(accepted)}")
+    usual: BackendName = "local" if "local" in accepted else "mooncake" if "mooncake" in accepted else "memcache"
     return given or usual
+
+
+def _unfit(backend: BackendName, series: Series, separated: bool) -> str:
+    """Why this store does not work there; "" where it does."""
+    if backend == "local" and series.name != "cpu":
+        return f"does not reach the memory of {series.name}"
+    if backend == "local" and separated:
+        return "has no process that owns the memory"
+    if backend == "memcache" and series.name == "cuda":
+        return "does not reach the memory of cuda"
+    if backend == "mooncake" and separated and series.npu:
+        return "has no owner that maps memory for NPUs"
+    return ""

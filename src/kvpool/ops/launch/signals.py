@@ -34,6 +34,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in NUMBERS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # under nohup: it shall go on without its terminal
             self._before[number] = signal.signal(number, self._handle)
         return self
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import kvpool
 from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
 from kvpool.ops.services.memcache_files import Addresses, write_files
-from kvpool.ops.services.processes import STATE, alive, free_port, listens, load, refuse_running, save, spawn, stop_all, wait_until
+from kvpool.ops.services.ports import free_ports
+from kvpool.ops.services.processes import STATE, alive, listens, load, refuse_running, save, spawn, stop_all, wait_until
 
 META_SERVICE_LOCK = Path("/tmp/mmc_meta_service.lock")  # the library's: one MetaService per host
 META, OWNER = "meta-service", "local-service"
@@ -41,7 +43,7 @@ class MemcacheService(Service):
             )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / READY).unlink(missing_ok=True)
-        where = Addresses(*(f"{self._host}:{port}" for port in _free_ports(3, self._host)))
+        where = Addresses(*(f"{self._host}:{port}" for port in free_ports(3, self._host)))
         env = write_files(folder, where, self._protocol, self._dram, self._engine_dram)
         processes: list[Running] = []
         try:
@@ -51,7 +53,7 @@ class MemcacheService(Service):
                 processes.append(self._spawn_owner(folder))
                 wait_until((folder / READY).exists, processes, deadline_s)
         except BaseException:
-            stop_all(processes, 2.0)
+            end(processes, 2.0)
             raise
         started = Started(self.backend, str(folder), processes, env, where._asdict(), self._notes())
         save(started)
@@ -78,10 +80,7 @@ class MemcacheService(Service):
         started = load(folder)
         if started is None:
             return []
-        left = [path for process in started.processes for path in _shared_memory(process)]
-        killed = stop_all(started.processes, deadline_s)
-        for path in left:  # what a killed process leaves behind
-            path.unlink(missing_ok=True)
+        killed = end(started.processes, deadline_s)
         (folder / READY).unlink(missing_ok=True)
         (folder / STATE).unlink(missing_ok=True)
         return killed
@@ -97,18 +96,18 @@ class MemcacheService(Service):
         return states
 
 
+def end(processes: Sequence[Running], deadline_s: float) -> list[str]:
+    """As ``stop_all``; what killed processes leave in shared memory is removed."""
+    left = [path for process in processes for path in _shared_memory(process)]
+    killed = stop_all(processes, deadline_s)
+    for path in left:
+        path.unlink(missing_ok=True)
+    return killed
+
+
 def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     return listens(host, int(port))
-
-
-def _free_ports(count: int, host: str) -> list[int]:
-    ports: list[int] = []
-    while len(ports) < count:
-        port = free_port(host)
-        if port not in ports:
-            ports.append(port)
-    return ports
 
 
 def meta_service_runs() -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvpool.ops.services import processes
 from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
+from kvpool.ops.services.ports import free_ports
 from kvpool.options.scalars import read_size
 from kvpool.stores.mooncake.library import installed
 
@@ -58,7 +59,7 @@ class MooncakeService(Service):
         self._check(folder)
         folder.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + deadline_s
-        port, metrics = processes.free_port(self.host), processes.free_port(self.host)
+        port, metrics = free_ports(2, self.host)
         address = f"{self.host}:{port}"
         self._write_files(folder, address)
         running: list[Running] = []

@@ -77,12 +77,6 @@ def listens(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def stop_all(processes: Sequence[Running], deadline_s: float) -> list[str]:
     """SIGTERM to each whole session, in reverse order of their start, SIGKILL after the deadline; the names of those killed."""
     killed = []

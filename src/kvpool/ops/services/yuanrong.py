@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from kvpool.ops.services import processes
 from kvpool.ops.services.base import LOOPBACK, Running, Service, Started
+from kvpool.ops.services.ports import free_port
 from kvpool.stores.yuanrong import library
 from kvpool.stores.yuanrong.link import Link
 from kvpool.stores.yuanrong.messages import Settings
@@ -62,7 +63,7 @@ class YuanrongService(Service):
     def _start(self, folder: Path, sockets: str, end: float, running: list[Running]) -> Started:
         addresses: dict[str, str] = {}
         flags = self._discovery(folder, end, running, addresses)
-        address = f"{self.host}:{processes.free_port(self.host)}"
+        address = f"{self.host}:{free_port(self.host)}"
         addresses |= {"worker": address, "unix sockets": sockets}
         home = folder / "worker"
         flags |= {
@@ -97,7 +98,7 @@ class YuanrongService(Service):
 
     def _discovery(self, folder: Path, end: float, running: list[Running], addresses: dict[str, str]) -> dict[str, str]:
         """Start what workers find each other by; the worker's flags for it."""
-        address = f"{self.host}:{processes.free_port(self.host)}"
+        address = f"{self.host}:{free_port(self.host)}"
         addresses[self.discovery] = address
         if self.discovery == "metastore":
             return {"start_metastore_service": "true", "metastore_address": address}
@@ -214,7 +215,7 @@ def _etcd(folder: Path, address: str, end: float) -> Running:
     if binary is None:
         raise ValueError("etcd is not found: install it (Debian and Ubuntu: apt-get install etcd-server)")
     host, _ = _split(address)
-    client, peer = f"http://{address}", f"http://{host}:{processes.free_port(host)}"
+    client, peer = f"http://{address}", f"http://{host}:{free_port(host)}"
     options: Sequence[str] = (
         f"--data-dir={folder / 'etcd'}",
         f"--listen-client-urls={client}",

@@ -16,6 +16,7 @@ from kvpool.ops.sizing.pool import pool_section
 
 def size(settings: dict[str, Any], plan: Plan) -> Report:
     """Every figure that follows from a model's config.json and ``plan``. OptionError for what cannot be sized."""
+    plan.check()
     shape = model_shape(settings)
     kv = kv_bytes(shape, plan)
     sections = [

@@ -6,9 +6,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvpool.options.ascend_store import BackendName
+from kvpool.options.errors import OptionError
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_master import MasterFlags
 
+NEEDS = {
+    "ubsio_size": ("ubsio_memory",),
+    "kv_memory": ("disk_size", "offload_buffer"),
+    "max_num_seqs": ("topk_buffer",),
+    "dram_per_dp": ("topk_buffer",),
+}
+"""What is of use only beside one of others."""
+OF_STORE: dict[str, BackendName] = {
+    **dict.fromkeys(("disk_size", "offload_buffer", "kv_memory", "fabric", "fabric_capacity"), "mooncake"),
+    **dict.fromkeys(("ubsio_memory", "ubsio_size"), "memcache"),
+    **dict.fromkeys(("shared_memory_mb", "huge_pages"), "yuanrong"),
+}
 GUIDE_BATCH = 16384  # --max-num-batched-tokens of the guide's scripts
 
 
@@ -64,6 +77,15 @@ class Plan:
     max_num_seqs: int | None = None
     dram_per_dp: int | None = None
 
+    def check(self) -> None:
+        """OptionError for what would be ignored."""
+        for name, store in OF_STORE.items():
+            if getattr(self, name) and not self.may_use(store):
+                raise OptionError(_flag(name), getattr(self, name), f"is of {store}, but the store is {self.backend}")
+        for name, others in NEEDS.items():
+            if getattr(self, name) is not None and all(getattr(self, other) is None for other in others):
+                raise OptionError(_flag(name), getattr(self, name), f"is of use only with {' or '.join(map(_flag, others))}")
+
     def may_use(self, backend: BackendName) -> bool:
         """Whether figures of this store are wanted."""
         return self.backend in (None, backend)
@@ -104,3 +126,7 @@ class Plan:
     @property
     def blocks_per_engine(self) -> int:
         return self.blocks_per_sequence * self.sequences_per_engine
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -31,7 +31,9 @@ def _pages(facts: HugePages, count: int, *, must: bool, why: str) -> list[Findin
     if not count:
         return []
     needed = f"{count} of 2 MiB ({why})"
-    fix = f"echo {count} > /proc/sys/vm/nr_hugepages (as root, early after boot; it takes {count * HUGE_PAGE / GIB:.1f} GiB)"
+    others = max(0, facts.total - facts.free) if facts.total is not None and facts.free is not None else 0
+    fix = f"echo {count + others} > /proc/sys/vm/nr_hugepages (as root, early after boot; the pool takes {_in_gib(count)}"
+    fix += f", others hold {_in_gib(others)})" if others else ")"
     if facts.total is None:
         return [TOTAL.unknown("the kernel shows none", needed, "look at HugePages_Total in /proc/meminfo")]
     judge = TOTAL.failure if must else TOTAL.warning
@@ -46,6 +48,10 @@ def _pages(facts: HugePages, count: int, *, must: bool, why: str) -> list[Findin
         return [*found, judge(f"{facts.free} of {facts.total} free", needed, f"{more} > /proc/sys/vm/nr_hugepages")]
     found.append(FREE.ok(f"{facts.free} of {facts.total} free", needed))
     return found + _nodes(facts, count)
+
+
+def _in_gib(pages: int) -> str:
+    return f"{pages * HUGE_PAGE / GIB:.1f} GiB"
 
 
 def _nodes(facts: HugePages, count: int) -> list[Finding]:
