@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ settings.register_profile("kvpool", deadline=None, print_blob=True)  # no deadli
 settings.load_profile("kvpool")
 
 ENGINE_TESTS = Path(__file__).with_name("engine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run in the background (nohup, a script's &) ignores these, and so would every process that a test starts and signals."""
+    for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

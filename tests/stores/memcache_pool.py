@@ -33,7 +33,7 @@ class Client:
         self.took_s = 0.0
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
-        assert self._next(START_S) == "ready"
+        assert self._next(START_S).startswith("ready")
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -119,12 +119,18 @@ class Worker:
         return [key.decode() for key in self.store.list()]
 
 
+def say(text: str) -> None:
+    """A line of its own, in one write: the library prints to the same place."""
+    sys.stdout.write(f"\n> {text}\n")
+    sys.stdout.flush()
+
+
 def obey(worker: Worker) -> None:
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)
         began = time.monotonic()
         answer = getattr(worker, order.pop("do"))(**order)
-        print("> " + json.dumps({"answer": answer, "took_s": time.monotonic() - began}), flush=True)
+        say(json.dumps({"answer": answer, "took_s": time.monotonic() - began}))
 
 
 def main(folder: Path, what: str = "") -> None:
@@ -133,11 +139,11 @@ def main(folder: Path, what: str = "") -> None:
         keeper.open()
 
         def report(outcome: Outcome) -> None:
-            print("> " + json.dumps(outcome._asdict()), flush=True)
+            say(json.dumps(outcome._asdict()))
 
         run_conformance(lambda: make_store(folder), report)
     else:
-        print("> ready", flush=True)
+        say("ready")
         obey(Worker(folder))
 
 
