@@ -45,29 +45,23 @@ def _network(facts: Container) -> Finding:
 
 
 def _privileged(facts: Container) -> Finding:
-    admin = facts.may(SYS_ADMIN)
-    if admin:
-        return PRIVILEGED.ok("privileged")
     fix = "--privileged=true, or each device with --device and --cap-add=SYS_ADMIN --cap-add=IPC_LOCK"
-    if admin is None:
-        return PRIVILEGED.unknown("capabilities are not shown", "privileged", fix)
-    return PRIVILEGED.warning("not privileged", "privileged", fix)
+    return _judged(PRIVILEGED, facts.may(SYS_ADMIN), "privileged", "not privileged", fix)
 
 
 def _lock(facts: Container) -> Finding:
-    allowed = facts.may(IPC_LOCK)
-    if allowed:
-        return LOCK.ok("IPC_LOCK")
-    fix = "--cap-add=IPC_LOCK --ulimit memlock=-1"
-    return LOCK.warning("no IPC_LOCK", "IPC_LOCK", fix) if allowed is False else LOCK.unknown("not shown", "IPC_LOCK", fix)
+    return _judged(LOCK, facts.may(IPC_LOCK), "IPC_LOCK", "no IPC_LOCK", "--cap-add=IPC_LOCK --ulimit memlock=-1")
 
 
 def _ptrace(facts: Container) -> Finding:
     """Within one user namespace the kernel may allow it without the capability; a container's filter mostly does not."""
-    allowed = facts.may(SYS_PTRACE)
-    if allowed:
-        return PTRACE.ok("SYS_PTRACE")
+    lacking = "no SYS_PTRACE" + (", and system calls are filtered" if facts.filtered else "")
     fix = '--cap-add=SYS_PTRACE, or "transfer_engine": "local_host"'
-    if allowed is None:
-        return PTRACE.unknown("not shown", "SYS_PTRACE", fix)
-    return PTRACE.warning("no SYS_PTRACE" + (", and system calls are filtered" if facts.filtered else ""), "SYS_PTRACE", fix)
+    return _judged(PTRACE, facts.may(SYS_PTRACE), "SYS_PTRACE", lacking, fix)
+
+
+def _judged(check: Check, allowed: bool | None, needed: str, lacking: str, fix: str) -> Finding:
+    """Of one capability; None: this system does not show it."""
+    if allowed:
+        return check.ok(needed)
+    return check.unknown("not shown", needed, fix) if allowed is None else check.warning(lacking, needed, fix)
