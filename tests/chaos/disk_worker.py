@@ -14,8 +14,8 @@ DISK = 48 << 20
 
 
 def settings(ssd: str, nbytes: int = DISK, **others: object) -> DiskSettings:
-    """Copies early, so that little is dropped."""
-    return DiskSettings(ssd, nbytes, **{"dram_high": 30, "dram_low": 10, **others})  # type: ignore[arg-type]
+    """Copies early: at most a tenth of the memory, four of the largest objects, is ever left uncopied."""
+    return DiskSettings(ssd, nbytes, **{"dram_high": 10, "dram_low": 5, **others})  # type: ignore[arg-type]
 
 
 def open_store(root: str, ssd: str, dram: int = DRAM, **others: object) -> LocalStore:
