@@ -20,6 +20,7 @@ from kvpool.options.commands import parse_command
 from kvpool.options.configfile import read_text
 from kvpool.options.cross_check import SWITCHES, Parts, read_commands, read_meta
 from kvpool.options.deployment import Deployment
+from kvpool.options.environment import check_hash_algo
 from kvpool.options.errors import OptionError
 from kvpool.options.jsonfile import read_json
 from kvpool.options.load import read_ascend_store
@@ -66,6 +67,7 @@ class Given:
 
 def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, list[Finding]]:
     """What is needed, and what there is to say of the configuration. OptionError only for flags that cannot be understood."""
+    check_hash_algo(asked.hash_algo)
     series = asked.series or _series(probe)
     given = _read_configs(asked.configs)
     deployment = Deployment(
