@@ -10,8 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from kvpool.ops.acceptance import AcceptanceOptions, Report
-    from kvpool.ops.acceptance.options import AcceptanceDevice
     from kvpool.options.ascend_store import BackendName
+    from kvpool.options.probe import Device
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 
@@ -47,7 +47,7 @@ def acceptance(
 
     try:
         options = AcceptanceOptions(
-            device=cast("AcceptanceDevice", device),
+            device=cast("Device", device),
             backend=cast("BackendName", backend or ("local" if device == "cpu" else "mooncake")),
             model=None if model is None else os.path.abspath(model),
             parts=tuple(only) if only else PARTS,
