@@ -35,6 +35,7 @@ from kvpool.options.prefill_decode import PullOptions
 
 WARNING, FAILURE, UNKNOWN = Level.WARNING, Level.FAILURE, Level.UNKNOWN
 SIDES = {"prefill": {"tp_size": 1, "dp_size": 1}, "decode": {"tp_size": 1, "dp_size": 1}}
+PULL = PullOptions.model_validate(SIDES)
 
 
 class Case(NamedTuple):
@@ -102,7 +103,9 @@ def of_versions() -> list[Case]:
         of(v.STORE, FAILURE, "not installed", "pip install openyuanrong-datasystem", good.A3_YUANRONG, yuanrong=None),
         of(v.STORE, FAILURE, "1.1.9", "--upgrade memcache-hybrid", good.A3_MEMCACHE, memcache="1.1.9", conf=SSD_CONF),
         of(v.MEMFABRIC, FAILURE, "not found", "memfabric-hybrid", good.A5_MEMCACHE, memfabric=None),
-        of(v.MEMFABRIC, FAILURE, "1.1.0", "--upgrade memfabric-hybrid", good.A3_MEMCACHE, memfabric="1.1.0"),
+        of(v.MEMFABRIC, FAILURE, "1.1.0", "--upgrade memfabric-hybrid, before", good.A3_LAYERWISE, memfabric="1.1.0"),
+        of(v.MEMFABRIC, FAILURE, "1.1.0", "--upgrade memfabric-hybrid", good.A3_REMOTE_D2H, memfabric="1.1.0"),
+        of(v.MEMFABRIC, FAILURE, "not found", "memfabric-hybrid", good.A3_REMOTE_D2H, memfabric=None),
         of(v.CANN, FAILURE, "8.3.RC2", "install CANN 8.5.0", good.A2, cann="8.3.RC2"),
         of(v.CANN, FAILURE, "9.0.RC1", "install CANN 9.0.0", good.A3, cann="9.0.RC1"),
         of(v.CANN, FAILURE, "9.0.0", "install CANN 9.1.0", good.A5, cann="9.0.0"),
@@ -111,10 +114,16 @@ def of_versions() -> list[Case]:
         of(v.HDK, WARNING, "25.3.0", "25.5 is recommended", good.A2, npu_driver="25.3.0"),
         of(v.HDK, FAILURE, "25.5.0", "Mooncake to 0.3.11", good.A3, npu_driver="25.5.0", mooncake=old),
         of(v.HDK, FAILURE, "25.3.0", "update driver", good.A3, npu_driver="25.3.0"),
+        of(v.HDK, FAILURE, "25.5.1", "update driver", good.A3_MEMCACHE, npu_driver="25.5.1"),
+        of(v.HDK, FAILURE, "25.5.1", "update driver", replace(good.A3_MEMCACHE, pull=PULL), npu_driver="25.5.1"),
+        of(v.HDK, FAILURE, "25.3.0", "update driver", replace(good.A3_YUANRONG, pull=PULL), npu_driver="25.3.0"),
+        of(v.HDK, FAILURE, "25.5.0", "update driver", good.A5_MEMCACHE, npu_driver="25.5.0"),
         of(v.HDK, FAILURE, "25.5.0", "update driver", good.A5, npu_driver="25.5.0"),
         of(v.HDK, FAILURE, "26.0.0 with Mooncake 0.3.10", "Mooncake to 0.3.11", good.A5, mooncake=old),
         of(v.HDK, UNKNOWN, "not shown", "version.info", good.A5, npu_driver=None),
-        of(v.DRIVER, FAILURE, "25.5.0", "NPU driver", good.A3_MEMCACHE, npu_driver="25.5.0"),
+        of(v.DRIVER, FAILURE, "25.5.0", "NPU driver", good.A3_LAYERWISE, npu_driver="25.5.0"),
+        of(v.DRIVER, FAILURE, "25.5.0", "NPU driver", good.A3_REMOTE_D2H, npu_driver="25.5.0"),
+        of(v.DRIVER, UNKNOWN, "not shown", "version.info", good.A3_REMOTE_D2H, npu_driver=None),
         of(v.DRIVER, FAILURE, "not found", "--gpus all", good.CUDA, nvidia_driver=None),
         of(v.LINGQU, FAILURE, "1.4", "--lingqu", good.A3, lingqu="1.4"),
         of(v.LINGQU, UNKNOWN, "not shown", "--lingqu", good.A3, lingqu=None),
