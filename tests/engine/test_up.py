@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvpool.ops.demo.chat import counted
-from kvpool.ops.launch.place import PREFIX
+from kvpool.ops.launch.abandoned import PREFIX
 from kvpool.ops.services.ports import free_port, free_ports
 from tests.engine import models
 from tests.engine.runner import EngineSpec, tokens
