@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.doctor import good
-from tests.unit.doctor.rule_cases import CASES, PULL
+from tests.unit.doctor.rule_cases import CASES
+from tests.unit.doctor.version_cases import PULL
 
 from kvpool.ops.doctor.catalogue import CATALOGUE
 from kvpool.ops.doctor.facts.ssd import Ssd

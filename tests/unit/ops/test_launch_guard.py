@@ -138,7 +138,7 @@ def test_the_status_of_the_child_is_that_of_the_guard():
 
 def test_only_the_folders_of_dead_launches_are_removed(monkeypatch, tmp_path):
     monkeypatch.setattr("kvpool.ops.launch.abandoned.SHARED_MEMORY", tmp_path)
-    assert SHARED_MEMORY != tmp_path
+    assert tmp_path != SHARED_MEMORY
     alive, dead, unknown = (tmp_path / f"{PREFIX}{name}" for name in ("alive", "dead", "unknown"))
     for folder in (alive, dead, unknown):
         folder.mkdir()

@@ -26,7 +26,8 @@ def launched(
 ) -> Iterator[tuple[Plan, Launch]]:
     """A deployment that answers; at the end of the block nothing of it is left. ``options`` have been checked, ``logs`` is there.
 
-    Before it, what a killed launch has left is ended. OSError or ValueError where it does not come up within ``deadline_s`` seconds, ``Told`` where a signal says to end."""
+    What a killed launch has left is ended first. OSError or ValueError where it does not come up within ``deadline_s`` seconds,
+    ``Told`` where a signal says to end."""
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         with signals.held():

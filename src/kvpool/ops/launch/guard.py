@@ -50,7 +50,7 @@ def _below(run: Callable[[], int], guard: int) -> NoReturn:
             code = run()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except BaseException:
+    except Exception:  # noqa: BLE001 - whatever it is, this process ends here and says why
         sys.excepthook(*sys.exc_info())
     finally:
         with suppress(OSError, ValueError):

@@ -23,8 +23,8 @@ def service(
     sockets_in: str | None = None,
 ) -> Service:
     """The service of a store, which gives ``dram_bytes`` to the pool and listens on ``host``; with 0 each engine rank gives
-    ``engine_dram_bytes`` (not with Yuanrong). ``tenants`` (name: quota) are Mooncake's, ``discovery`` is Yuanrong's. Unix sockets
-    lie in ``sockets_in``, by default in the temporary folder. ValueError for a name that is none, and for what another store has."""
+    ``engine_dram_bytes`` (not with Yuanrong). ``tenants`` (name: quota) are Mooncake's, ``discovery`` is Yuanrong's. Its unix
+    sockets lie in ``sockets_in`` (None: the temporary folder). ValueError for an unknown name, and for what another store has."""
     if backend not in BACKENDS:
         raise ValueError(f"there is no service for {backend!r} (accepted: {', '.join(BACKENDS)})")
     if tenants and backend != "mooncake":
