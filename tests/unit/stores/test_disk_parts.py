@@ -110,11 +110,21 @@ def times(*order: int, marks: int = 0) -> list[int]:
 
 
 def test_vacant_slots_are_left_out_for_a_while():
-    vacant = Vacant(seconds=0.05)
-    vacant.add([1, 2])
+    vacant, brief = Vacant(seconds=600.0), Vacant(seconds=0.001)
+    for each in (vacant, brief):
+        each.add([1, 2])
+    time.sleep(0.002)
     assert vacant.left_out(memory(*times(1, 2, 3, 4))).units.tolist() == [0, 3]
-    time.sleep(0.06)
-    assert vacant.left_out(memory(*times(1, 2, 3, 4))).units.tolist() == [0, 1, 2, 3]
+    assert brief.left_out(memory(*times(1, 2, 3, 4))).units.tolist() == [0, 1, 2, 3]
+
+
+def test_the_demoter_is_soon_back_when_eviction_was_faster(pool_root, ssd):
+    """Or the disk is full: then it comes less and less often."""
+    store = opened(pool_root, 8 * MIB, disk=settings(ssd))
+    pause = store._pool.disk.demoter.pause_after
+    assert [pause(0) for _ in range(7)] == pytest.approx([0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.1])
+    assert [pause(copied) for copied in (4, 0)] == pytest.approx([0.0, 0.005])
+    store.close()
 
 
 def test_nothing_is_copied_below_the_high_watermark():

@@ -22,7 +22,7 @@ Int64 = NDArray[np.int64]
 ENTRY_TYPE = np.dtype([("unit", "<i8"), ("offset", "<i8"), ("nbytes", "<i8"), ("generation", "<i8")])
 OVERDUE = Result(Status.TRANSIENT, text="the deadline passed before this object's turn")
 
-_PART_BYTES = 64 << 20
+_PART_BYTES = 256 << 20
 _PART_KEYS = 1024
 
 

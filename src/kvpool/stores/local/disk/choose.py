@@ -43,7 +43,7 @@ class Vacant:
     """Slots whose stamps say that they hold something, and that do not: not yet, when they are being published (the stamp comes
     before the commit), or no more. They are looked at again after a second."""
 
-    def __init__(self, seconds: float = 1.0) -> None:
+    def __init__(self, seconds: float = 0.1) -> None:
         self._seconds = seconds
         self._until: dict[int, float] = {}
 

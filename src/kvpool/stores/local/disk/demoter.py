@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 BATCH_BYTES = 64 << 20
 _BATCH_SHARE = 32  # of the memory at once: what is being copied cannot be evicted meanwhile
 _IDLE_S = 0.1
+_SOON_S = 0.005  # after nothing could be copied of what was chosen: eviction is ahead, and the next objects are as urgent
 _ELECT_S = 0.5
 _META_S = 30.0
 
@@ -43,6 +44,7 @@ class Demoter:
         self._meta_at = time.monotonic() + _META_S
         self._told = False
         self._begun = False  # the high watermark was passed, and the low one is not reached yet
+        self._pause = _SOON_S
         self.eraser = Eraser(tier)
         self.vacant = Vacant()
 
@@ -116,7 +118,7 @@ class Demoter:
                 return _IDLE_S
             copied = Batch(tier, units.tolist()).run()
             self.eraser.run()
-            return 0.0 if copied else _IDLE_S
+            return self.pause_after(copied)
         except Closed:
             return _IDLE_S
         except Overdue as error:
@@ -128,6 +130,14 @@ class Demoter:
                 logger.warning("a turn of the demoter failed", exc_info=True)
                 self._told = True
         return _IDLE_S
+
+    def pause_after(self, copied: int) -> float:
+        """None after a batch that copied something; else longer each time, since the disk may be full."""
+        if copied:
+            self._pause = _SOON_S
+            return 0.0
+        pause, self._pause = self._pause, min(2 * self._pause, _IDLE_S)
+        return pause
 
     def save_meta(self) -> None:
         """How much was written, for after a restart."""
