@@ -27,6 +27,7 @@ from tests.engine import models
 from tests.engine.runner import EngineSpec, tokens
 from tests.stores.live import NEEDS
 from tests.stores.memcache_pool import one_memcache_at_a_time
+from tests.waiting import ended_after, eventually
 
 READY_S, END_S, STORED_S = 240.0, 40.0, 20.0
 ENGINE = "--dtype float32 --enforce-eager --skip-tokenizer-init --max-model-len 2048 --block-size 32 --seed 0"
@@ -79,15 +80,9 @@ def up(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> Iterator[Up
         "m",
     ]
     command += ["--kv-cache", "256MB", "--dram", "256MB", "--", *ENGINE.split()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, bufsize=1) as process:
-        try:
-            yield Up(process)
-        finally:
-            process.terminate()
-            try:
-                process.communicate(timeout=END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, bufsize=1)
+    with ended_after(process, END_S):
+        yield Up(process)
 
 
 def ask(port: int, prompt: list[int], max_tokens: int) -> list[int]:
@@ -103,19 +98,18 @@ def ask(port: int, prompt: list[int], max_tokens: int) -> list[int]:
 
 def empty_cache(port: int) -> None:
     """The engine's own, not the pool."""
-    end = time.monotonic() + STORED_S
     request = urllib.request.Request(f"http://127.0.0.1:{port}/reset_prefix_cache", b"")
-    while not json.load(urllib.request.urlopen(request, timeout=60))["success"]:
-        assert time.monotonic() < end, "blocks stay in use"
+
+    def emptied() -> bool:
         ask(port, tokens((6200, 8)), 1)  # an idle engine hears of saves that have ended in its next step
-        time.sleep(0.1)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return bool(json.load(answer)["success"])
+
+    eventually(emptied, "no block is in use", STORED_S)
 
 
 def until(port: int, name: str, wanted: int) -> None:
-    end = time.monotonic() + STORED_S
-    while counted(f"http://127.0.0.1:{port}", name) < wanted:
-        assert time.monotonic() < end, f"{name} stays at {counted(f'http://127.0.0.1:{port}', name)}"
-        time.sleep(0.1)
+    eventually(lambda: counted(f"http://127.0.0.1:{port}", name) >= wanted, f"{name} is {wanted}", STORED_S)
 
 
 @pytest.fixture
@@ -161,11 +155,12 @@ def place_of(backend: str, folder: Path) -> Iterator[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["memcache", "yuanrong"])
-def test_mixed_on_the_service_of_a_store(folder: Path, tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("mode", ["mixed", "separated"])
+def test_one_engine_on_the_service_of_a_store(folder: Path, tmp_path: Path, mode: str, backend: str) -> None:
     port = free_port()
     with (
         place_of(backend, tmp_path) as prefix,
-        up(folder, "mixed", "--port", str(port), "--backend", backend, prefix=prefix) as running,
+        up(folder, mode, "--port", str(port), "--backend", backend, prefix=prefix) as running,
     ):
         running.until_ready()
         prompt = tokens((6300, 200))
@@ -182,6 +177,7 @@ def test_mixed_on_the_service_of_a_store(folder: Path, tmp_path: Path, backend: 
     ("whom", "backend"),
     [
         ("guard", "local"),
+        pytest.param("guard", "memcache", marks=pytest.mark.slow),
         pytest.param("launch", "local", marks=pytest.mark.slow),
         pytest.param("guard", "yuanrong", marks=pytest.mark.slow),
         pytest.param("launch", "yuanrong", marks=pytest.mark.slow),
@@ -200,13 +196,8 @@ def test_a_kill_leaves_nothing(folder: Path, tmp_path: Path, whom: str, backend:
         launch = next(pid for pid, _ in ours if ancestors(pid)[0] == running.pid)
         assert ask(port, tokens((6000, 200)), 8)
         os.kill(running.pid if whom == "guard" else launch, signal.SIGKILL)
-        end = time.monotonic() + END_S
-        while left := [pid for pid, started in ours if pid != running.pid and start_time(pid) == started]:
-            assert time.monotonic() < end, left
-            time.sleep(0.1)
-        while any(folder.iterdir()):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        eventually(lambda: not any(start_time(pid) == started for pid, started in ours), "all processes are gone", END_S)
+        eventually(lambda: not any(folder.iterdir()), "so are their files", END_S)
 
 
 def ancestors(pid: int) -> list[int]:

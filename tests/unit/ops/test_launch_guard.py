@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.ops.test_launch_run import ROOT, server
+from tests.waiting import eventually
 
 from kvpool.ops.launch import LaunchOptions, Plan, Told, launched
 from kvpool.ops.launch.abandoned import PREFIX, SHARED_MEMORY, end_abandoned, owned
@@ -63,10 +64,7 @@ class Guarded:
         return [pid for pid in self.pids if start_time(pid)] + [str(folder) for folder in self.folders if folder.exists()]
 
     def nothing_is_left(self):
-        end = time.monotonic() + END_S
-        while left := self.left():
-            assert time.monotonic() < end, left
-            time.sleep(0.1)
+        eventually(lambda: not self.left(), f"the end of {self.pids}", END_S)
 
 
 @contextmanager
