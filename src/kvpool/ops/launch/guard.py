@@ -25,6 +25,7 @@ def guarded(run: Callable[[], int], say: Callable[[str], None]) -> int:
     If this process is killed, the child gets SIGTERM. For the main thread, before anything is started."""
     with descendants.adopting() as others:
         guard = os.getpid()
+        _flush()  # or the child would print it again
         signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
         child = os.fork()
         if child == 0:
@@ -53,10 +54,14 @@ def _below(run: Callable[[], int], guard: int) -> NoReturn:
     except Exception:  # noqa: BLE001 - whatever it is, this process ends here and says why
         sys.excepthook(*sys.exc_info())
     finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _flush()
         os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 @contextmanager

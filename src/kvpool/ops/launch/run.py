@@ -50,6 +50,7 @@ class Launch:
 
     def __enter__(self) -> Launch:
         self._others = self._adopting.__enter__()
+        self._write_down()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
