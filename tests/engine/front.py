@@ -11,31 +11,24 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvpool.ops.services.ports import free_port
 from tests.engine.pairs import SECRET
 from tests.engine.runner import Prompt
+from tests.waiting import ended_after, eventually
 
 ANSWER_S = 90.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
-        time.sleep(0.05)
 
 
 @contextmanager
 def front(prefill: int, decode: int, log: Path, *flags: str) -> Iterator[Front]:
     """`kvpool proxy`, prefill first, before engines on these ports of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     sides = ["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", str(prefill)]
     sides += ["--decoder-hosts", "127.0.0.1", "--decoder-ports", str(decode)]
     command = [
@@ -54,16 +47,10 @@ def front(prefill: int, decode: int, log: Path, *flags: str) -> Iterator[Front]:
         process = subprocess.Popen(
             [*command, "--health-interval", "0.5"], stdout=out, stderr=out, env={**os.environ, "KVPOOL_SECRET": SECRET}
         )
-    try:
+    with ended_after(process, 40):
         running = Front(port)
-        wait_until(running.is_ready, f"a proxy that is ready; see {log}", 60.0)
+        eventually(running.is_ready, f"a proxy that is ready; see {log}", 60.0)
         yield running
-    finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        finally:
-            process.kill()
 
 
 @dataclass

@@ -17,9 +17,10 @@ import pytest
 import zmq
 
 from tests.engine.channel_faults import VARIABLE, ChannelFaults
-from tests.engine.front import Answered, Front, front, wait_until
+from tests.engine.front import Answered, Front, front
 from tests.engine.pairs import PairSpec, StartEngine, cold
 from tests.engine.runner import Engine, Prompt, metric, tokens
+from tests.waiting import eventually
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 SOON_S = 15.0  # an answer or a release; the busiest machine needs far less, and the time of an offer is 480 s
@@ -77,12 +78,12 @@ class Scene:
 
     def is_well(self, what: str) -> None:
         """Nothing is left of any request on either side, and the next one is served, by a transfer."""
-        wait_until(lambda: not self.held(), f"after {what}: prefill keeps nothing", SOON_S)
+        eventually(lambda: not self.held(), f"after {what}: prefill keeps nothing", SOON_S)
         self.decode.do("wait_idle")
         assert metric(self.decode.metrics(), "vllm:kv_cache_usage_perc") == 0, what
         before, prompt = self.pulls("ok"), self.prompt()
         self.asserts_right(self.proxy.ask(prompt), self.expected(prompt), f"after {what}")
-        wait_until(lambda: self.pulls("ok") == before + 1, f"after {what}: KV is pulled")
+        eventually(lambda: self.pulls("ok") == before + 1, f"after {what}: KV is pulled")
 
     def held(self) -> float:
         """What prefill keeps. An idle engine lets go when it next does something."""
@@ -143,12 +144,12 @@ def clients_that_leave(stage: Scene) -> None:
     stage.channel.set({"begin": {"delay_answers_s": 1.0}})
     begun = len(stage.channel.sent("begin"))
     pulling = [stage.proxy.start(stage.prompt()) for _ in range(2)]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     for request in pulling:
         request.leave()
     stage.channel.set({})
     answering = stage.proxy.start(stage.prompt(), max_tokens=2000)
-    wait_until(lambda: len(answering.tokens) > 5, "decode is answering")
+    eventually(lambda: len(answering.tokens) > 5, "decode is answering")
     answering.leave()
 
 
@@ -178,7 +179,7 @@ def repeated_and_late_messages(stage: Scene) -> None:
     expected = [stage.expected(prompt) for prompt in prompts]
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(prompt) for prompt in prompts]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     replay(stage, stage.channel.sent())
     for request, right in zip(requests, expected, strict=True):
         stage.asserts_right(request.result(), right, "messages that were repeated during the pull")
@@ -235,16 +236,16 @@ def decode_is_killed_and_started_again(stage: Scene) -> None:
     stage.channel.set({"begin": {"delay_answers_s": 20.0}})
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(stage.prompt()) for _ in range(3)]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 3, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 3, "decode is reading")
     stage.decode.kill()
     for request in requests:
         answered = request.result()
         assert answered.status in (502, 503), answered
         assert answered.seconds < SOON_S, "decode is dead, and the client waits"
-    wait_until(lambda: not stage.held(), "prefill keeps nothing for a decode engine that died", SOON_S)
+    eventually(lambda: not stage.held(), "prefill keeps nothing for a decode engine that died", SOON_S)
     stage.channel.set({})
     stage.decode = stage.start_decode()
-    wait_until(stage.proxy.is_ready, "the proxy finds the new decode engine")
+    eventually(stage.proxy.is_ready, "the proxy finds the new decode engine")
 
 
 def prefill_is_killed(stage: Scene) -> None:
@@ -254,7 +255,7 @@ def prefill_is_killed(stage: Scene) -> None:
     stage.channel.set({"begin": {"delay_answers_s": 1.5}})
     begun = len(stage.channel.sent("begin"))
     reading = stage.proxy.start(read)
-    wait_until(lambda: len(stage.channel.sent("begin")) > begun, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) > begun, "decode is reading")
     computing = stage.proxy.start(computed)
     time.sleep(0.2)
     stage.prefill.kill()
@@ -263,7 +264,7 @@ def prefill_is_killed(stage: Scene) -> None:
     assert refused.status in (502, 503), refused
     assert max(reading.result().seconds, refused.seconds) < SOON_S
     stage.channel.set({})
-    wait_until(lambda: stage.proxy.ask(stage.prompt()).status == 503, "the proxy has noticed", SOON_S)
+    eventually(lambda: stage.proxy.ask(stage.prompt()).status == 503, "the proxy has noticed", SOON_S)
     stage.decode.do("wait_idle")
     assert metric(stage.decode.metrics(), "vllm:kv_cache_usage_perc") == 0
     assert stage.decode.generate([read], max_tokens=12, cache_salt="after")[0]["token_ids"] == expected, "decode lives"

@@ -10,7 +10,7 @@ from typing import Any
 from kvpool.ops.doctor.endpoints import listens, services
 from kvpool.ops.doctor.finding import Finding
 from kvpool.ops.doctor.need import HARDWARE, Link, Need, Role, Series
-from kvpool.ops.doctor.raw import disks, pool_options, top_level
+from kvpool.ops.doctor.raw import disks, layerwise, pool_options, remote_d2h, top_level
 from kvpool.ops.doctor.rules.configuration import judge_configuration, judge_role
 from kvpool.options.ascend_store import BACKENDS, AscendStoreOptions, BackendName
 from kvpool.options.backend import CONFIG_VARIABLE
@@ -107,6 +107,8 @@ def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, li
         conf=file.options if file is not None else None,
         conf_path=path,
         conf_variable=variable,
+        layerwise=layerwise(raw),
+        remote_d2h=remote_d2h(raw),
         disks=disks(backend, pool_options(raw), path),
         leases=_leases(parts),
         masters=tuple(parts.masters.values()),
