@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvpool.options.mooncake_json import MooncakeOptions
+from kvpool.options.mooncake_ssd import BUCKET, CLIENT_TTL, HEARTBEAT
 from kvpool.stores.base import MISS, UNKNOWN, Batch, Hit, Result, Status
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore, codes, connect, lease_ttl, library, ssd
@@ -23,7 +24,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     """Variables that the store sets for its library do not outlive a test."""
-    for name in (ssd.BUCKET, ssd.HEARTBEAT, *connect.BOUNDS):
+    for name in (BUCKET, HEARTBEAT, *connect.BOUNDS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -111,7 +112,7 @@ def test_bc_095_a_setup_that_fails_says_where_and_why(answer, error):
 
 
 def test_bc_152_every_global_rank_has_a_folder_of_its_own(tmp_path, monkeypatch):
-    for name in (ssd.BUCKET, ssd.HEARTBEAT):
+    for name in (BUCKET, HEARTBEAT):
         monkeypatch.delenv(name, raising=False)
     chosen = options(enable_ssd_offload=True, ssd_offload_path=str(tmp_path), global_segment_size=256 * MIB)
     paths = {ssd.arguments(chosen, StoreContext(rank=rank), {})["ssd_offload_path"] for rank in range(4)}
@@ -121,15 +122,15 @@ def test_bc_152_every_global_rank_has_a_folder_of_its_own(tmp_path, monkeypatch)
 def test_buckets_suit_the_memory(tmp_path, monkeypatch):
     import os
 
-    monkeypatch.delenv(ssd.BUCKET, raising=False)
+    monkeypatch.delenv(BUCKET, raising=False)
     chosen = options(enable_ssd_offload=True, ssd_offload_path=str(tmp_path), global_segment_size=256 * MIB)
     ssd.arguments(chosen, StoreContext(), {})
-    assert os.environ[ssd.BUCKET] == str(32 * MIB)
+    assert os.environ[BUCKET] == str(32 * MIB)
     ssd.good_bye(ssd.folder_of(chosen, StoreContext()))
-    monkeypatch.setenv(ssd.BUCKET, "5")
+    monkeypatch.setenv(BUCKET, "5")
     ssd.arguments(chosen, StoreContext(), {})
-    assert os.environ[ssd.BUCKET] == "5", "what the user set stays"
-    monkeypatch.delenv(ssd.BUCKET)
+    assert os.environ[BUCKET] == "5", "what the user set stays"
+    monkeypatch.delenv(BUCKET)
 
 
 def test_a_client_waits_for_the_end_of_a_dead_one(tmp_path):
@@ -139,11 +140,11 @@ def test_a_client_waits_for_the_end_of_a_dead_one(tmp_path):
     for prepare, least, most in ((ssd.sign_of_life, 1.5, 4.0), (ssd.good_bye, 0.0, 0.5)):
         prepare(folder)
         begun = time.monotonic()
-        ssd.arguments(chosen, StoreContext(), {ssd.CLIENT_TTL: "0.2"})
+        ssd.arguments(chosen, StoreContext(), {CLIENT_TTL: "0.2"})
         assert least <= time.monotonic() - begun <= most
         ssd.let_go(folder)
-    with pytest.raises(ValueError, match="KVPOOL_MOONCAKE_CLIENT_TTL='soon'"):
-        ssd.arguments(chosen, StoreContext(), {ssd.CLIENT_TTL: "soon"})
+    with pytest.raises(ValueError, match='KVPOOL_MOONCAKE_CLIENT_TTL="soon"'):
+        ssd.arguments(chosen, StoreContext(), {CLIENT_TTL: "soon"})
 
 
 def test_bc_151_gets_fit_into_the_read_buffer_together():

@@ -27,8 +27,8 @@ def with_room(count: int, until: float, attempt: Attempt) -> list[Result]:
 
 
 def through_buffer(count: int, until: float, attempt: Attempt, stop: threading.Event) -> list[Result]:
-    """Gets: ``attempt(rows)`` for all rows, then for those that did not fit into the read buffer of a disk, half as many at one time
-    in each round and at last one by one, until ``until`` or ``stop``."""
+    """Gets: ``attempt(rows)`` for all rows, then for those that did not fit into the read buffer of a disk, half as many at one
+    time in each round and at last one by one, until ``until`` or ``stop``."""
     results = attempt(range(count))
     _offer_again(results, attempt, until, lambda result: result.code == codes.OVERFLOW, at_once=max(1, count // 2), stop=stop)
     return results
