@@ -15,6 +15,7 @@ import pytest
 
 from kvpool.ops.services import processes
 from kvpool.stores.base import Batch, Hit, Status, Tier
+from kvpool.stores.checksums import TRAILER
 from kvpool.stores.conformance import CHECKS, run_check
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore
@@ -276,8 +277,12 @@ def test_tenants(tmp_path):
         for tenant in ("default", "nobody"):
             with pytest.raises(OSError, match=f"no quota for tenant_id='{tenant}'"):
                 strict.open(tenant_id=tenant)
-        results = put(two, [f"quota-{i}" for i in range(24)], deadline_s=3.0)
+        names = [f"quota-{i}" for i in range(24)]
+        results = put(two, names, deadline_s=3.0)
         assert set(statuses(results)) <= {Status.OK, Status.NO_SPACE}, "over quota: own objects make room, or there is none"
+        kept = statuses(get(two, ["same", *names]))
+        assert set(kept) <= {Status.OK, Status.MISSING}
+        assert 1 <= kept.count(Status.OK) <= 16 * MIB // (MIB + TRAILER), "what tenant b holds fits into its quota"
         assert statuses(get(one, ["same"])) == [Status.OK], "the others' objects stay"
         assert two.clear(key("")) > 0
         assert statuses(get(one, ["same"])) == [Status.OK]

@@ -11,8 +11,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from kvpool.ops.services.mooncake import MasterOptions
+from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_ssd import BUCKET, CLIENT_TTL, HEARTBEAT
+from kvpool.options.prefill_decode import transfer_timeout_ms
 from kvpool.stores.base import MISS, UNKNOWN, Batch, Hit, Result, Status
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore, codes, connect, lease_ttl, library, ssd
@@ -239,6 +242,11 @@ def test_what_is_longer_than_a_lease_is_named():
     assert "ASCEND_CONNECT_TIMEOUT=11000 ms and the load deadline of 30 s" in line
     assert "ASCEND_TRANSFER" not in line
     assert lease_ttl.complaint(31.0, 30.0, env) == ""
+
+
+def test_the_lease_of_the_trial_service_outlasts_loads_and_transfers_also_as_it_is_measured():
+    least_s = MasterOptions().lease_s * 0.95
+    assert least_s * 1000 > max(AscendStoreOptions().load_timeout_ms, transfer_timeout_ms({}))
 
 
 class LyingClient:
