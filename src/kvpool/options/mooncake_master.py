@@ -93,8 +93,9 @@ def check_master(
             "but the master runs with --enable_offload=false, so nothing would reach the disk: start it with --enable_offload=true"
         )
         raise OptionError("enable_ssd_offload", True, reason, where=path)
-    warnings = check_lease(flags.default_kv_lease_ttl, env, load_timeout_ms, "default_kv_lease_ttl", where)
-    if client.enable_ssd_offload and client.protocol == "ascend" and flags.client_ttl < MIN_CLIENT_TTL:
+    ttl, ascend = flags.default_kv_lease_ttl, client.protocol == "ascend"
+    warnings = check_lease(ttl, env, load_timeout_ms, "default_kv_lease_ttl", where, ascend=ascend)
+    if client.enable_ssd_offload and ascend and flags.client_ttl < MIN_CLIENT_TTL:
         warnings.append(
             f"client_ttl={flags.client_ttl} s: while an engine binds its threads to CPUs pings can be late, and the disk of the "
             f"rank is dropped (SEGMENT_NOT_FOUND); set {MIN_CLIENT_TTL} to 120"

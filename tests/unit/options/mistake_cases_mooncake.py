@@ -282,6 +282,11 @@ MASTER_FLAGS = [
     ),
     Case("ms is not longer than load_timeout_ms=", deadline(30000), deadline(10000)),
     Case(
+        "ms while ASCEND_TRANSFER_TIMEOUT is not set",
+        master("--port 50088 --default_kv_lease_ttl 31000"),
+        master("--port 50088 --default_kv_lease_ttl 31000", {"protocol": "tcp"}),
+    ),
+    Case(
         "pings can be late, and the disk of the rank is dropped (SEGMENT_NOT_FOUND)",
         master("--port 50088 --enable_offload", SSD, env=SMALL),
         master("--port 50088 --enable_offload --client_ttl=120", SSD, env=SMALL),

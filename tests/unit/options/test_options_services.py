@@ -131,6 +131,15 @@ def test_bc_084_a_lease_is_compared_with_every_time_that_it_must_outlast():
     assert lease_warnings(12000, {}, None, "measured lease") == []
 
 
+def test_a_lease_over_ascend_is_compared_with_the_longest_transfer_that_nobody_set():
+    """4.096 us x 2^20 x 7 retries, and 3 s."""
+    (line,) = lease_warnings(33064, {}, 30000, "measured lease", ascend=True)
+    assert "33064 ms while ASCEND_TRANSFER_TIMEOUT is not set; raise the lease above 33064" in line
+    assert lease_warnings(33065, {}, 30000, "measured lease", ascend=True) == []
+    assert lease_warnings(31000, {"ASCEND_TRANSFER_TIMEOUT": "10000"}, 30000, "measured lease", ascend=True) == []
+    assert lease_warnings(31000, {"HCCL_RDMA_TIMEOUT": "18"}, 30000, "measured lease", ascend=True) == []
+
+
 def test_the_meta_file_of_the_environment_is_compared_too(tmp_path):
     (tmp_path / "mmc-meta.conf").write_text(META.replace("5000", "5001"))
     env = {"MMC_META_CONFIG_PATH": str(tmp_path / "mmc-meta.conf")}

@@ -242,6 +242,8 @@ def test_what_is_longer_than_a_lease_is_named():
     assert "ASCEND_CONNECT_TIMEOUT=11000 ms and the load deadline of 30 s" in line
     assert "ASCEND_TRANSFER" not in line
     assert lease_ttl.complaint(31.0, 30.0, env) == ""
+    assert lease_ttl.complaint(31.0, 30.0, env, ascend=True) == ""
+    assert "a transfer may take (33064 ms" in lease_ttl.complaint(31.0, 30.0, {}, ascend=True)
 
 
 def test_the_lease_of_the_trial_service_outlasts_loads_and_transfers_also_as_it_is_measured():
