@@ -21,6 +21,7 @@ from tests.engine.pairs import SECRET
 from tests.engine.runner import Prompt
 
 ANSWER_S = 90.0
+LOOPBACK = "127.0.0.1"
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
@@ -31,20 +32,20 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 30.0) 
 
 
 @contextmanager
-def front(prefill: int, decode: int, log: Path, *flags: str) -> Iterator[Front]:
-    """`kvpool proxy`, prefill first, before engines on these ports of loopback."""
+def front(prefill: int, decode: int, log: Path, *flags: str, hosts: tuple[str, str] = (LOOPBACK, LOOPBACK)) -> Iterator[Front]:
+    """`kvpool proxy`, prefill first, on loopback before engines on these ports of these hosts."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         port = int(probe.getsockname()[1])
-    sides = ["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", str(prefill)]
-    sides += ["--decoder-hosts", "127.0.0.1", "--decoder-ports", str(decode)]
+    sides = ["--prefiller-hosts", hosts[0], "--prefiller-ports", str(prefill)]
+    sides += ["--decoder-hosts", hosts[1], "--decoder-ports", str(decode)]
     command = [
         sys.executable,
         "-c",
         "from kvpool.cli import app; app()",
         "proxy",
         "--host",
-        "127.0.0.1",
+        LOOPBACK,
         "--port",
         str(port),
         *sides,
@@ -82,7 +83,7 @@ class Front:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -100,7 +101,7 @@ class Request:
     """A streamed request under way, read by a thread of its own."""
 
     def __init__(self, port: int, body: dict[str, Any], headers: dict[str, str]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+        self._connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
         self._answered = Answered()
         self._began = time.monotonic()
         sent = {"content-type": "application/json", **headers}
