@@ -52,7 +52,8 @@ class Keeper:
         self.opened.append(self.ledger.open(transfer_id, "prompt", ((1,),), staged=False))
         if self.stuck == "after":
             await asyncio.sleep(60)
-        params = Offer(transfer_id, self.service.instance, "127.0.0.1", self.port, 7).to_params(self.secret, "P", "r", [[1]])
+        offer = Offer(transfer_id, self.service.instance, "127.0.0.1", self.port, 7, 600)
+        params = offer.to_params(self.secret, "P", "r", [[1]])
         return web.json_response({"choices": [], "kv_transfer_params": params})
 
     def pull(self, seen: Any) -> str:
