@@ -120,6 +120,9 @@ class Request:
         assert not self._thread.is_alive(), f"no answer in {ANSWER_S:g} s"
         return self._answered
 
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
     @property
     def tokens(self) -> list[int]:
         """So far."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from tests.engine.pairs import PairSpec, StartEngine
 from tests.engine.runner import Engine, EngineSpec, Prompt, metric, tokens
 from tests.engine.test_p2p_network import holds_nothing, start_on
 from tests.hosts import Host, other_hosts
+from tests.stopped import stopped
 from tests.stores.live import far_store
 from tests.stores.needs import needs_mooncake
 
@@ -126,13 +126,10 @@ def prefill_is_out_of_reach(here: Site) -> None:
     """From the middle of a request on, which ends in time with an error; what it has left on prefill stays there meanwhile. Decode
     serves what it is asked itself."""
     talk = next(here.talks)
-    here.prefill.signal(signal.SIGSTOP)
-    try:
+    with stopped(here.prefill.processes().values()):
         request = here.proxy.start(talk.prompts[0], ANSWER)
         time.sleep(1.0)  # it waits in prefill's buffers
         here.prefill_host.cut()
-    finally:
-        here.prefill.signal(signal.SIGCONT)
     answered = request.result()
     assert answered.status in (502, 503, 504), answered
     assert answered.seconds < REFUSED_S, "prefill is out of reach, and the client waits"

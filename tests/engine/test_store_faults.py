@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from tests.engine.cases import Cell, cell_spec
 from tests.engine.runner import Engine, EngineSpec, tokens
 from tests.hosts import Host, other_hosts
+from tests.stopped import stopped
 from tests.stores.live import STORES, LiveStore, far_store
 
 StartEngine = Callable[[EngineSpec], Engine]
@@ -28,21 +27,15 @@ UNFELT = {("yuanrong", "cut off")}
 
 @contextmanager
 def fault(kind: str, live: LiveStore, host: Host) -> Iterator[None]:
-    """Whatever has been broken is whole again afterwards, also where breaking it failed half-way."""
-    with ExitStack() as undo:
-        if kind == "cut off":
-            undo.callback(host.mend)
-            host.cut()
-        else:
-            for process in live.started.processes:
-                undo.callback(go_on, process.pid)
-                os.kill(process.pid, signal.SIGSTOP)
+    if kind == "stopped":
+        with stopped(process.pid for process in live.started.processes):
+            yield
+        return
+    host.cut()
+    try:
         yield
-
-
-def go_on(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+    finally:
+        host.mend()
 
 
 def ask(engine: Engine, prompts: list[list[int]], **more: Any) -> tuple[list[list[int]], list[int]]:
