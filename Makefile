@@ -45,7 +45,6 @@ conformance: setup ## one store against the contract: STORE=local|mooncake|memca
 	@$(BIN)/python -m tools.conformance $(STORE)
 
 bench: setup ## measure (half an hour, on an idle machine; ARGS="local stores" for some parts, "--quick" to try it)
-	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-build-isolation -e ".[bench]"
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove what builds and tests leave in the tree (not .venv, not the cached models)

@@ -111,7 +111,6 @@ def test_an_aim_may_be_another_figure() -> None:
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     plot.draw({"ttft_recompute_ms_smollm2_1024": 5.0, "hit_rate_synthetic_5000": None}, tmp_path / "figures.png")
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
 
