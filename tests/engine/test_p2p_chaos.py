@@ -122,6 +122,7 @@ def scene(policy: str, root: Path, folder: Path, start_engine: StartEngine) -> I
         yield Scene(spec, prefill, decode, proxy, channel, store_plan, policy, ports[1], start_engine)
 
 
+@pytest.mark.timeout(600)  # on a machine that others keep busy
 @pytest.mark.parametrize("policy", ["recompute", pytest.param("fail", marks=pytest.mark.slow)])
 def test_faults_between_prefill_and_decode(policy: str, pool_root: Path, tmp_path: Path, start_engine: StartEngine) -> None:
     """One pair that survives most of them, one more decode engine; what kills prefill comes last."""
