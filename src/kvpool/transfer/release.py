@@ -68,7 +68,7 @@ class Releaser:
 
     def release(self, offer: Offer, reason: str, pull: str = "", force: bool = False, then: Then = lambda outcome: None) -> None:
         """Returns at once. ``pull``: one that has failed and reads no more; ``force``: nobody wants what is read of it. ``then`` is
-        called once, from any thread, unless ``close`` comes before."""
+        called once, from any thread, unless ``close`` comes before, or the same release waits already."""
         message = Release(offer.transfer_id, offer.instance, reason, pull, force)
         where, dropped = (offer.host, offer.port), None
         with self._state:
