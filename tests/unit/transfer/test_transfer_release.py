@@ -88,7 +88,7 @@ def test_what_a_busy_prefill_does_not_hear_is_told_once_it_listens(prefill, rele
     came, began = [], time.monotonic()
     for _ in range(5):
         releaser.release(prefill.offer(), "the client has gone", force=True, then=came.append)
-    assert time.monotonic() - began < 0.15, "who releases waits"
+    assert time.monotonic() - began < 5 * module.ANSWER_S, "who releases waits"
     time.sleep(1.0)
     assert (len(prefill.ledger), came, releaser.backlog()) == (5, [], 5)
     prefill.busy.clear()
@@ -117,7 +117,7 @@ def test_questions_become_rare_and_one_is_for_all_that_waits(prefill, releaser, 
     monkeypatch.setattr(Caller, "line", lambda caller, *where: lines.append(time.monotonic()) or line(caller, *where))
     for _ in range(50):
         releaser.release(prefill.offer(), "nobody waits", force=True)
-    until(lambda: len(lines) == 5)
+    until(lambda: len(lines) >= 5)
     gaps = [later - sooner for sooner, later in itertools.pairwise(lines)]
     assert gaps[0] >= 0.2
     assert gaps[1] >= 0.3
@@ -192,7 +192,7 @@ def test_silence_is_one_line_in_the_log(prefill, releaser, caplog):
         time.sleep(1.2)
     (line,) = caplog.messages
     assert f"tcp://127.0.0.1:{prefill.port}: no answer" in line
-    assert "3 offers" in line
+    assert "offers that nobody fetches" in line
 
 
 def test_a_fault_of_one_release_ends_no_thread(prefill, releaser):
