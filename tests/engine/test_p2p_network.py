@@ -44,6 +44,7 @@ def holds_nothing(prefill: Engine) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two starts and several deadlines, also on a busy machine
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_link_that_is_cut(policy: str, pool_root: Path, start_engine: StartEngine) -> None:
     """Before a pull, and in the middle of one: the request ends by policy, in time; well again when the link is."""
