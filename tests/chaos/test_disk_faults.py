@@ -13,8 +13,9 @@ from kvpool.stores.local.disk import switch, tier
 from kvpool.stores.local.disk.record import RECORD_BYTES
 from tests.chaos import disk_worker as dw
 from tests.chaos import store_worker as sw
-from tests.chaos.disk_moves import SIZE, eventually, get, on_disk, put, spilled, tiers, wiped
+from tests.chaos.disk_moves import SIZE, get, on_disk, put, spilled, tiers, wiped
 from tests.mounts import mounted
+from tests.waiting import eventually
 
 
 def damage(ssd, store, number, name):

@@ -21,6 +21,7 @@ from kvpool.stores.context import StoreContext
 from kvpool.stores.yuanrong import YuanrongStore, child
 from tests.stores.needs import needs_yuanrong
 from tests.stores.yuanrong_worker import running_worker
+from tests.waiting import eventually
 
 MIB = 1 << 20
 POOL_MB = 64
@@ -60,14 +61,6 @@ class Ticks:
     def __exit__(self, *error):
         self._stop.set()
         self._thread.join()
-
-
-def eventually(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not (outcome := condition()):
-        assert time.monotonic() < end, "not within the time"
-        time.sleep(0.1)
-    return outcome
 
 
 @pytest.mark.parametrize("kind", ["refuses", "is silent"])
@@ -178,7 +171,7 @@ def test_a_killed_engine_takes_its_client_processes_along(worker, bench):
         engine.kill()
         engine.communicate()
     assert len(pids) == 2
-    eventually(lambda: not any(processes.start_time(pid) for pid in pids), 10)
+    eventually(lambda: not any(processes.start_time(pid) for pid in pids), seconds=10)
     assert found(store, [key]) == [False]
     bench.stored(store, [key], data)
 

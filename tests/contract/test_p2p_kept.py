@@ -8,10 +8,11 @@ import time
 import pytest
 
 from kvpool.engine.threads import WorkerThreads
+from kvpool.ops.services.ports import free_port
 from kvpool.transfer import release
 from kvpool.transfer.offer import Offer
 from tests.contract.content import expected_output
-from tests.contract.pair import ASK, free_port
+from tests.contract.pair import ASK
 
 PROMPT = list(range(100, 200))
 

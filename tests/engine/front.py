@@ -11,32 +11,25 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvpool.ops.services.ports import free_port
 from tests.engine.pairs import SECRET
 from tests.engine.runner import Prompt
+from tests.waiting import ended_after, eventually
 
 ANSWER_S = 90.0
 LOOPBACK = "127.0.0.1"
 
 
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
-        time.sleep(0.05)
-
-
 @contextmanager
 def front(prefill: int, decode: int, log: Path, *flags: str, hosts: tuple[str, str] = (LOOPBACK, LOOPBACK)) -> Iterator[Front]:
     """`kvpool proxy`, prefill first, on loopback before engines on these ports of these hosts."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     sides = ["--prefiller-hosts", hosts[0], "--prefiller-ports", str(prefill)]
     sides += ["--decoder-hosts", hosts[1], "--decoder-ports", str(decode)]
     command = [
@@ -55,16 +48,10 @@ def front(prefill: int, decode: int, log: Path, *flags: str, hosts: tuple[str, s
         process = subprocess.Popen(
             [*command, "--health-interval", "0.5"], stdout=out, stderr=out, env={**os.environ, "KVPOOL_SECRET": SECRET}
         )
-    try:
+    with ended_after(process, 40):
         running = Front(port)
-        wait_until(running.is_ready, f"a proxy that is ready; see {log}", 60.0)
+        eventually(running.is_ready, f"a proxy that is ready; see {log}", 60.0)
         yield running
-    finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        finally:
-            process.kill()
 
 
 @dataclass

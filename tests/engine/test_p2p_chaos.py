@@ -18,10 +18,11 @@ import zmq
 
 from kvpool.transfer.release import ANSWER_S
 from tests.engine.channel_faults import VARIABLE, ChannelFaults
-from tests.engine.front import Answered, Front, Request, front, wait_until
+from tests.engine.front import Answered, Front, Request, front
 from tests.engine.pairs import PairSpec, StartEngine, cold
 from tests.engine.runner import Engine, Prompt, metric, tokens
 from tests.stopped import stopped
+from tests.waiting import eventually
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 KEEP_BEGIN: dict[str, dict[str, float]] = {"begin": {"keep_answers": 1}}  # decode is reading, until the plan is another
@@ -81,12 +82,12 @@ class Scene:
 
     def is_well(self, what: str) -> None:
         """Nothing is left of any request on either side, and the next one is served, by a transfer."""
-        wait_until(lambda: not self.held(), f"after {what}: prefill keeps nothing", SOON_S)
+        eventually(lambda: not self.held(), f"after {what}: prefill keeps nothing", SOON_S)
         self.decode.do("wait_idle")
         assert metric(self.decode.metrics(), "vllm:kv_cache_usage_perc") == 0, what
         before, prompt = self.pulls("ok"), self.prompt()
         self.asserts_right(self.proxy.ask(prompt), self.expected(prompt), f"after {what}")
-        wait_until(lambda: self.pulls("ok") == before + 1, f"after {what}: KV is pulled")
+        eventually(lambda: self.pulls("ok") == before + 1, f"after {what}: KV is pulled")
 
     def computing(self) -> bool:
         """Whether prefill is at a prompt."""
@@ -153,12 +154,12 @@ def clients_that_leave(stage: Scene) -> None:
     stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     pulling = [stage.proxy.start(stage.prompt()) for _ in range(2)]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     for request in pulling:
         request.leave()
     stage.channel.set({})
     answering = stage.proxy.start(stage.prompt(), max_tokens=2000)
-    wait_until(lambda: len(answering.tokens) > 5, "decode is answering")
+    eventually(lambda: len(answering.tokens) > 5, "decode is answering")
     answering.leave()
 
 
@@ -167,12 +168,12 @@ def clients_that_leave_a_prefill_that_stands_still(stage: Scene) -> None:
     stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     pulling = [stage.proxy.start(stage.prompt()) for _ in range(2)]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     with stopped(stage.prefill.processes().values()):
         for request in pulling:
             request.leave()
         time.sleep(UNHEARD_S)
-    wait_until(lambda: not stage.held(), "prefill is told again", SOON_S)
+    eventually(lambda: not stage.held(), "prefill is told again", SOON_S)
 
 
 def lost_messages(stage: Scene) -> None:
@@ -201,7 +202,7 @@ def repeated_and_late_messages(stage: Scene) -> None:
     expected = [stage.expected(prompt) for prompt in prompts]
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(prompt) for prompt in prompts]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     replay(stage, stage.channel.sent())
     stage.channel.set({})
     for request, right in zip(requests, expected, strict=True):
@@ -259,16 +260,16 @@ def decode_is_killed_and_started_again(stage: Scene) -> None:
     stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(stage.prompt()) for _ in range(3)]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 3, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 3, "decode is reading")
     stage.decode.kill()
     for request in requests:
         answered = request.result()
         assert answered.status in (502, 503), answered
         assert answered.seconds < SOON_S, "decode is dead, and the client waits"
-    wait_until(lambda: not stage.held(), "prefill keeps nothing for a decode engine that died", SOON_S)
+    eventually(lambda: not stage.held(), "prefill keeps nothing for a decode engine that died", SOON_S)
     stage.channel.set({})
     stage.decode = stage.start_decode()
-    wait_until(stage.proxy.is_ready, "the proxy finds the new decode engine")
+    eventually(stage.proxy.is_ready, "the proxy finds the new decode engine")
 
 
 def prefill_is_killed(stage: Scene) -> None:
@@ -278,7 +279,7 @@ def prefill_is_killed(stage: Scene) -> None:
     stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     reading = stage.proxy.start(read)
-    wait_until(lambda: len(stage.channel.sent("begin")) > begun, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) > begun, "decode is reading")
     with halfway(stage) as computing:
         stage.prefill.kill()
     stage.channel.set({})
@@ -286,7 +287,7 @@ def prefill_is_killed(stage: Scene) -> None:
     refused = computing.result()
     assert refused.status in (502, 503), refused
     assert max(reading.result().seconds, refused.seconds) < SOON_S
-    wait_until(lambda: stage.proxy.ask(stage.prompt()).status == 503, "the proxy has noticed", SOON_S)
+    eventually(lambda: stage.proxy.ask(stage.prompt()).status == 503, "the proxy has noticed", SOON_S)
     stage.decode.do("wait_idle")
     assert metric(stage.decode.metrics(), "vllm:kv_cache_usage_perc") == 0
     assert stage.decode.generate([read], max_tokens=12, cache_salt="after")[0]["token_ids"] == expected, "decode lives"

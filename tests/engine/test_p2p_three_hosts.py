@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.front import Front, front, wait_until
+from tests.engine.front import Front, front
 from tests.engine.pairs import PairSpec, StartEngine
 from tests.engine.runner import Engine, EngineSpec, Prompt, metric, tokens
 from tests.engine.test_p2p_network import holds_nothing, start_on
@@ -18,6 +18,7 @@ from tests.hosts import Host, other_hosts
 from tests.stopped import stopped
 from tests.stores.live import far_store
 from tests.stores.needs import needs_mooncake
+from tests.waiting import eventually
 
 FIRST, ANSWER, BLOCK = 600, 50, 128
 STORED = (FIRST + ANSWER) // BLOCK * BLOCK
@@ -115,8 +116,8 @@ def test_prefill_decode_and_store_on_hosts_of_their_own(pool_root: Path, tmp_pat
         prefill_is_out_of_reach(here)
         here.store_host.mend()
         here.prefill_host.mend()
-        wait_until(here.proxy.is_ready, "the proxy finds prefill again", REFUSED_S)
-        wait_until(lambda: holds_nothing(here.prefill), "prefill is told at last what nobody fetches", REFUSED_S)
+        eventually(here.proxy.is_ready, "the proxy finds prefill again", REFUSED_S)
+        eventually(lambda: holds_nothing(here.prefill), "prefill is told at last what nobody fetches", REFUSED_S)
         end = time.monotonic() + BACK_S
         while (last := here.talk("all are back")) != (2, STORED):
             assert time.monotonic() < end, f"all are back, but pulls and tokens from the pool are {last}"
@@ -133,7 +134,7 @@ def prefill_is_out_of_reach(here: Site) -> None:
     answered = request.result()
     assert answered.status in (502, 503, 504), answered
     assert answered.seconds < REFUSED_S, "prefill is out of reach, and the client waits"
-    wait_until(lambda: not holds_nothing(here.prefill), "prefill has computed it, for nobody")
-    wait_until(lambda: here.proxy.ask(talk.prompts[0]).status == 503, "the proxy has noticed", REFUSED_S)
+    eventually(lambda: not holds_nothing(here.prefill), "prefill has computed it, for nobody")
+    eventually(lambda: here.proxy.ask(talk.prompts[0]).status == 503, "the proxy has noticed", REFUSED_S)
     alone = here.decode.generate([talk.prompts[0]], max_tokens=ANSWER, timeout_s=IN_TIME_S)
     assert alone[0]["token_ids"] == talk.answers[0]

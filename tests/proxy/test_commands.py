@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvpool.cli import app
+from kvpool.ops.services.ports import free_port
 from tests.proxy.harness import Running, clean_environment, engines, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,14 +30,6 @@ KVPOOL = [sys.executable, "-c", "from kvpool.cli import app; app()"]
 def environment(**more: str) -> dict[str, str]:
     python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**clean_environment(), "PYTHONPATH": str(ROOT / "src"), "PATH": python, **more}
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @asynccontextmanager
@@ -74,7 +67,7 @@ def test_commands_of_the_guides_run_as_they_are_written(name, port, called, tmp_
     subprocess.run([ROOT / "scripts" / "guide_tree.sh", tmp_path], check=True, capture_output=True, timeout=30)
     subprocess.run([*KVPOOL, "examples", tmp_path / "examples"], check=True, capture_output=True, timeout=30, env=environment())
     text = (COMMANDS / name).read_text().rstrip().removesuffix("\\").rstrip()
-    (own,) = free_ports(1)
+    own = free_port()
 
     async def scenario() -> None:
         async with engines() as (ps, ds):
@@ -97,7 +90,7 @@ def test_commands_of_the_guides_run_as_they_are_written(name, port, called, tmp_
 
 
 def test_kvpool_proxy_ends_its_streams_before_it_ends_and_logs_no_prompts(tmp_path) -> None:
-    (own,) = free_ports(1)
+    own = free_port()
 
     async def scenario() -> None:
         async with engines() as (ps, ds):
@@ -125,7 +118,7 @@ def test_kvpool_proxy_ends_its_streams_before_it_ends_and_logs_no_prompts(tmp_pa
 
 
 def test_a_stream_without_end_does_not_keep_the_proxy(tmp_path) -> None:
-    (own,) = free_ports(1)
+    own = free_port()
 
     async def scenario() -> None:
         async with engines() as (ps, ds):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 from aiohttp import web
 
+from kvpool.ops.services.ports import free_port
 from tests.proxy.fakes import WORDS, Engine
 from tests.proxy.harness import engines, proxy, run, until
 
@@ -42,9 +42,7 @@ def streaming(*frames, end="eof"):
 async def dead() -> Engine:
     """An address on which nobody listens."""
     engine = Engine("prefill")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        engine.port = probe.getsockname()[1]
+    engine.port = free_port()
     return engine
 
 

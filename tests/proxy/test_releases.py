@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from kvpool.core.signed_fields import verify_fields
+from kvpool.ops.services.ports import free_port
 from kvpool.transfer import release
 from kvpool.transfer.channel import Responder
 from kvpool.transfer.ledger import Ledger
@@ -32,9 +32,7 @@ class Keeper:
     """The part of prefill that keeps offers."""
 
     def __init__(self, engine: Engine, secret: bytes = SECRET.encode()) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.prefill = engine
         self.secret = Secret(secret, "shared")
         self.ledger = Ledger(1, 600.0)

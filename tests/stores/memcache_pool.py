@@ -118,11 +118,18 @@ class MemcachePool:
 
 
 @contextmanager
-def memcache_pool(folder: Path, dram_mb: int = 64) -> Iterator[MemcachePool]:
+def one_memcache_at_a_time() -> Iterator[None]:
     """Waits for tests in other processes, since there can be one MetaService on a host; skips where the machine lacks something."""
     with Path(tempfile.gettempdir(), "kvpool-memcache-tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         needs_memcache()
+        yield
+
+
+@contextmanager
+def memcache_pool(folder: Path, dram_mb: int = 64) -> Iterator[MemcachePool]:
+    """As ``one_memcache_at_a_time``."""
+    with one_memcache_at_a_time():
         pool = MemcachePool(folder, dram_mb)
         try:
             yield pool

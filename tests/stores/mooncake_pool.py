@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvpool.options.mooncake_json import MooncakeOptions, read_mooncake
 from kvpool.stores.base import Batch, Result, Status
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore
+from tests.waiting import eventually
 
 MIB = 1 << 20
 QUICK = MasterOptions(lease_s=1.0, client_ttl_s=3, discard_s=3)
@@ -132,12 +132,3 @@ def get(store: MooncakeStore, names: list[object], nbytes: int = MIB, deadline_s
 
 def statuses(results: list[Result]) -> list[Status]:
     return [result.status for result in results]
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> float:
-    """Wait until it holds; how long that took."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
-    return time.monotonic() - begun

@@ -19,8 +19,9 @@ from kvpool.stores.conformance import CHECKS, run_check
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore
 from kvpool.stores.mooncake.listeners import open_listeners
-from tests.stores.mooncake_pool import MIB, QUICK, eventually, get, key, mooncake_pool, put, statuses
+from tests.stores.mooncake_pool import MIB, QUICK, get, key, mooncake_pool, put, statuses
 from tests.stores.needs import needs_mooncake
+from tests.waiting import eventually
 
 WORKER, SCHEDULER, TOOL = StoreContext(), StoreContext(role="scheduler"), StoreContext(role="tool")
 NOT_CLAIMED = ("mapped", "listable", "capacity of 0 bytes")  # the master's size is in no API of the library

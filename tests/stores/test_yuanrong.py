@@ -256,7 +256,7 @@ def test_npu_memory_on_a_host_without_npu_is_an_error_of_the_library(worker):
 
 def test_cuda_is_refused_by_name(worker):
     store = YuanrongStore(worker.options(), StoreContext("worker", "cuda"))
-    with pytest.raises(ValueError, match="device 'cuda' yet"):
+    with pytest.raises(ValueError, match="does not reach the memory of cuda"):
         store.open()
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from kvpool.ops.acceptance.engines import Engines
-from kvpool.ops.acceptance.options import AcceptanceDevice, AcceptanceOptions
+from kvpool.ops.acceptance.options import AcceptanceOptions
 from kvpool.ops.launch import Launch, LaunchOptions, Place, Plan, launched
 from kvpool.ops.launch.plan import Process
 from kvpool.ops.launch.run import answers
 from kvpool.ops.services.ports import free_port
+from kvpool.options.probe import Device
 
 SERVER = """
 import http.server, os, subprocess, sys
@@ -30,7 +31,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 """
 
 
-def _engines(launch: Launch | None, place: Place, device: AcceptanceDevice = "cpu", backend: str = "local") -> Engines:
+def _engines(launch: Launch | None, place: Place, device: Device = "cpu", backend: str = "local") -> Engines:
     options = AcceptanceOptions(device, backend, "model", kv_cache=5 << 20, tp=2, engine_args=("--seed", "3"))  # type: ignore[arg-type]
     return Engines(options, "model", launch, place, lambda most: most)  # type: ignore[arg-type]
 
@@ -65,7 +66,7 @@ def test_the_reference_has_no_connector() -> None:
 
 
 @pytest.mark.parametrize(("device", "takeover"), [("cuda", None), ("npu", "1")])
-def test_an_engine_on_accelerators(device: AcceptanceDevice, takeover: str | None) -> None:
+def test_an_engine_on_accelerators(device: Device, takeover: str | None) -> None:
     process, config = _command(_engines(None, PLACE, device, "mooncake"), {"load_async": True})
     assert "VLLM_CPU_OMP_THREADS_BIND" not in process.env
     assert "CUDA_VISIBLE_DEVICES" not in process.env

@@ -11,7 +11,8 @@ import lmdb
 import numpy as np
 import pytest
 from tests.unit.stores.helpers import batch, get, has, key, opened, put
-from tests.unit.stores.test_disk_parts import MIB, eventually, settings
+from tests.unit.stores.test_disk_parts import MIB, settings
+from tests.waiting import eventually
 
 from kvpool.stores.base import EVICTED, MISS, UNKNOWN, Hit, Status, Tier
 from kvpool.stores.local.disk import attach, erase

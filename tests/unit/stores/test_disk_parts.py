@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.mounts import mounted
 from tests.unit.stores.helpers import batch, get, has, key, opened, put
+from tests.waiting import eventually
 
 from kvpool.stores.base import Status, Tier
 from kvpool.stores.disk_settings import DiskSettings
@@ -25,13 +26,6 @@ EAGER = {"dram_high": 0, "dram_low": 0}
 
 def settings(ssd: Path, nbytes: int = 32 * MIB, **others) -> DiskSettings:
     return DiskSettings(str(ssd), nbytes, **{**EAGER, **others})
-
-
-def eventually(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # calls

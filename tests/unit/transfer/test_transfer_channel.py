@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 
@@ -12,6 +11,7 @@ import pytest
 import zmq
 
 from kvpool.core.signing import sign
+from kvpool.ops.services.ports import free_port
 from kvpool.transfer import channel
 from kvpool.transfer import secret as secrets_module
 from kvpool.transfer.channel import _MAGIC, Caller, ChannelError, Responder
@@ -24,12 +24,6 @@ from kvpool.transfer.service import TransferService, disagreement, pool_differen
 
 SECRET = Secret(b"secret", "shared")
 HELLO = Hello('{"a":1}', 1, "local_host")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

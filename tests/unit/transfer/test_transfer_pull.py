@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import pytest
 
+from kvpool.ops.services.ports import free_port
 from kvpool.stores.base import Result, Status
 from kvpool.transfer.base import OneSidedEngine
 from kvpool.transfer.channel import Caller, Responder
@@ -56,9 +56,7 @@ def prefill():
 
     class Prefill:
         def __init__(self):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.port = probe.getsockname()[1]
+            self.port = free_port()
             self.ledger = Ledger(1, 60.0)
             self.service = TransferService(self.ledger, 1, "reader", {})
             self.service.record, self.service.ranks = "{}", (RANK,)
