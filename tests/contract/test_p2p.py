@@ -233,7 +233,9 @@ def test_bc_078_bc_141_engines_that_do_not_fit_refuse_and_name_the_field(pair, p
 
 
 @policies
-def test_prefill_is_gone(pair, policy):
+def test_prefill_is_gone(pair, policy, monkeypatch):
+    """What it should be told waits until the offer's time is up."""
+    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "10")
     both = pair(policy=policy)
     params = both.offer("a", PROMPT)
     both.prefill.scheduler.connector.shutdown()
@@ -242,7 +244,7 @@ def test_prefill_is_gone(pair, policy):
     assert_by_policy(both, "a", policy)
     assert time.monotonic() - began < 12
     both.decode.ask("b", PROMPT, 3, params=params)
-    both.decode.settle()
+    both.decode.settle(20.0)
 
 
 def test_prefill_has_restarted_at_the_same_place(pair):

@@ -165,7 +165,7 @@ def test_old_answers_are_not_taken_for_new_ones(served):
 
 # ---- offers --------------------------------------------------------------------------------------------------------------------
 
-OFFER = Offer("0" * 31 + "a", "instance", "127.0.0.1", 20001, 77)
+OFFER = Offer("0" * 31 + "a", "instance", "127.0.0.1", 20001, 77, 480)
 
 
 def test_an_offer_survives_its_way():
@@ -206,7 +206,7 @@ def test_differing_kinds_of_secret_are_explained():
 
 def test_bc_137_a_proxy_can_release_what_nobody_will_read(served):
     served.ledger.open(OFFER.transfer_id, "p", ((1,),), staged=False)
-    offer = Offer(OFFER.transfer_id, served.service.instance, "127.0.0.1", served.port, 1)
+    offer = Offer(OFFER.transfer_id, served.service.instance, "127.0.0.1", served.port, 1, 480)
     assert release_params(offer.to_params(SECRET, "e", "r", []), SECRET, "the client has gone")
     assert [c.reason for c in served.ledger.take_closed()] == ["the client has gone"]
 

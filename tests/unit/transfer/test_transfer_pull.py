@@ -65,7 +65,7 @@ def prefill():
 
         def offer(self):
             self.ledger.open(TRANSFER, "prompt", ((1, 2),), staged=False)
-            return Offer(TRANSFER, self.service.instance, "127.0.0.1", self.port, 32)
+            return Offer(TRANSFER, self.service.instance, "127.0.0.1", self.port, 32, 480)
 
         def puller(self, engine):
             return Puller(engine, self.caller, RANK, 1, "{}", {})
