@@ -41,7 +41,7 @@ class Link:
 
     def remove(self) -> None:
         for arguments in (["link", "del", self._near_end], ["netns", "del", self.name]):
-            subprocess.run(["ip", *arguments], capture_output=True, check=False, timeout=10)
+            subprocess.run(["ip", *arguments], capture_output=True, check=False, timeout=60)
 
 
 @contextmanager
@@ -58,6 +58,6 @@ def another_host() -> Iterator[Link]:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, timeout=10)
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         lacking(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
