@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kvpool.engine.threads import WorkerThreads
+from kvpool.ops.services.ports import free_port
 from kvpool.transfer import release
 from kvpool.transfer.channel import Caller
 from kvpool.transfer.offer import Offer
 from tests.contract.content import expected_output
-from tests.contract.pair import ASK, free_port
+from tests.contract.pair import ASK
 
 PROMPT = list(range(100, 200))
 
@@ -44,7 +45,7 @@ def test_a_copy_that_fails_unforeseen_is_reported(pair, monkeypatch, why):
 
 
 def test_a_copy_that_is_never_reported_is_waited_for_until_its_time_is_up(pair, monkeypatch):
-    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "3")
     both = pair("local_host")
     worker = both.prefill.workers[0]
     take = worker.take_report
