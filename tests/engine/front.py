@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvpool.ops.services.ports import free_port
 from tests.engine.pairs import SECRET
 from tests.engine.runner import Prompt
 
 ANSWER_S = 90.0
 
 
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
@@ -33,9 +34,7 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 30.0) 
 @contextmanager
 def front(prefill: int, decode: int, log: Path, *flags: str) -> Iterator[Front]:
     """`kvpool proxy`, prefill first, before engines on these ports of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     sides = ["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", str(prefill)]
     sides += ["--decoder-hosts", "127.0.0.1", "--decoder-ports", str(decode)]
     command = [

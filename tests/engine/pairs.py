@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.core.signed_fields import sign_fields
+from kvpool.ops.services.ports import free_port
 from tests.engine.runner import Engine, EngineSpec, Prompt
 
 ASK = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -34,9 +34,7 @@ class PairSpec:
     port: int = 0
 
     def __post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = self.port or int(probe.getsockname()[1])
+        self.port = self.port or free_port()
 
     def spec(self, role: str) -> EngineSpec:
         args = self.prefill if role == "kv_producer" else self.decode
@@ -69,6 +67,7 @@ class PairSpec:
                 "local_pool_root": str(self.root),
                 "local_pool_name": "pool",
                 "local_dram_size": "256MB",
+                "lookup_timeout_ms": 20_000,  # a busy machine is no reason for a miss
                 **self.pool,
                 **(self.consumer if role == "kv_consumer" else {}),
             },

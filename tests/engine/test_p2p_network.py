@@ -22,7 +22,7 @@ CALL_S = 70  # mooncake's call cannot be abandoned, and ends some 30 s after the
 
 
 def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=10)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
@@ -52,16 +52,16 @@ class Link:
     def slow_down(self, rate: str) -> None:
         role = "kv_producer"
         words = ["tc", "qdisc", "add", "dev", self.ends[role], "root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"]
-        subprocess.run(["ip", "netns", "exec", self.spaces[role], *words], check=True, capture_output=True, timeout=10)
+        subprocess.run(["ip", "netns", "exec", self.spaces[role], *words], check=True, capture_output=True, timeout=60)
 
     def full_speed(self) -> None:
         role = "kv_producer"
         words = ["tc", "qdisc", "del", "dev", self.ends[role], "root"]
-        subprocess.run(["ip", "netns", "exec", self.spaces[role], *words], check=True, capture_output=True, timeout=10)
+        subprocess.run(["ip", "netns", "exec", self.spaces[role], *words], check=True, capture_output=True, timeout=60)
 
     def close(self) -> None:
         for space in self.spaces.values():
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, timeout=10)
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, timeout=60)
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def test_a_link_that_is_cut(policy: str, pool_root: Path, start_engine: StartEng
         unreached = offer(prefill, prompts[2])
         began = time.monotonic()
         assert_by_policy(ask(decode, prompts[2], unreached), policy, expected[2])
-        assert time.monotonic() - began < 30, "an engine that cannot be reached is noticed by its silence"
+        assert time.monotonic() - began < 60, "an engine that cannot be reached is noticed by its silence"
         assert metric(decode.metrics(), "kvpool:pulls_total", reason="failed") == 2
         time.sleep(HOLD_S)
         assert holds_nothing(prefill), "what nobody could fetch is let go when its time is up"
