@@ -171,9 +171,11 @@ from kvpool.ops.services import processes
 from kvpool.options.yuanrong_json import YuanrongOptions
 from kvpool.stores.context import StoreContext
 from kvpool.stores.yuanrong import YuanrongStore
-store = YuanrongStore(YuanrongOptions(worker_addr=sys.argv[1]), StoreContext())
+from kvpool.stores.yuanrong import store as module
+module._START_S = 90.0
+store = YuanrongStore(YuanrongOptions(worker_addr=sys.argv[1], connect_timeout_ms=30_000), StoreContext())
 store.open()
-assert store.begin_write([sys.argv[2].encode()], 1 << 20, 5.0).results[0].status.value == "ok"
+assert store.begin_write([sys.argv[2].encode()], 1 << 20, 60.0).results[0].status.value == "ok"
 print(store._lookup._child.pid, store._mover().link._child.pid, flush=True)
 time.sleep(60)
 """
