@@ -36,6 +36,6 @@ def ended_after(process: subprocess.Popen[Any], patience_s: float) -> Iterator[N
             process.communicate()
 
 
-def stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """A signal that stops a process takes effect a little later than it is sent."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -19,7 +19,7 @@ from kvpool.options.mooncake_json import MooncakeOptions, read_mooncake
 from kvpool.stores.base import Batch, Result, Status
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore
-from tests.waiting import eventually, stopped
+from tests.waiting import eventually, is_stopped
 
 MIB = 1 << 20
 QUICK = MasterOptions(lease_s=1.0, client_ttl_s=3, discard_s=3)
@@ -56,7 +56,7 @@ class MooncakePool:
         if number == signal.SIGKILL:
             eventually(lambda: not processes.alive(self.process(name)), "it is dead")
         if number == signal.SIGSTOP:
-            eventually(lambda: stopped(self.process(name).pid), "it stands still")
+            eventually(lambda: is_stopped(self.process(name).pid), "it stands still")
 
     def restart(self, name: str) -> None:
         """Start a process again that was killed, at the same address."""
