@@ -54,10 +54,10 @@ CASES = {
     "qwen3-pp2": ("qwen3", {"pipeline_parallel_size": 2, "enforce_eager": False}, "local_host"),
     "qwen3-mooncake": ("qwen3", {}, "mooncake"),
 }
+CI_CASES = ("qwen3-pp2", "qwen3-mooncake")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in CI_CASES else pytest.mark.slow) for case in CASES])
 def test_outputs_equal_one_engines(case: str, pool_root: Path, start_engine: StartEngine) -> None:
     model, prefill, engine = CASES[case]
     if engine == "mooncake":
