@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,10 +15,9 @@ from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_ssd import BUCKET, CLIENT_TTL, HEARTBEAT
 from kvpool.options.prefill_decode import transfer_timeout_ms
-from kvpool.stores.base import MISS, UNKNOWN, Batch, Hit, Result, Status
+from kvpool.stores.base import MISS, UNKNOWN, Batch, Hit, Status
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore, codes, connect, lease_ttl, library, ssd
-from kvpool.stores.mooncake.room import through_buffer, with_room
 
 MIB = 1 << 20
 
@@ -140,7 +138,7 @@ def test_a_client_waits_for_the_end_of_a_dead_one(tmp_path):
     chosen = options(enable_ssd_offload=True, ssd_offload_path=str(tmp_path))
     folder = ssd.folder_of(chosen, StoreContext())
     folder.mkdir()
-    for prepare, least, most in ((ssd.sign_of_life, 1.5, 4.0), (ssd.good_bye, 0.0, 0.5)):
+    for prepare, least, most in ((ssd.sign_of_life, 1.5, 20.0), (ssd.good_bye, 0.0, 1.4)):
         prepare(folder)
         begun = time.monotonic()
         ssd.arguments(chosen, StoreContext(), {CLIENT_TTL: "0.2"})
@@ -157,81 +155,28 @@ def test_bc_151_gets_fit_into_the_read_buffer_together():
     assert store.limits.batch_bytes * store.limits.transfer_threads <= 1342177280 * 0.9
 
 
-def test_no_room_is_offered_again_and_only_that():
-    asked = []
-
-    def attempt(rows):
-        asked.append(list(rows))
-        full = {1, 2} if len(asked) == 1 else {2}
-        return [Result(Status.NO_SPACE if row in full else Status.OK) for row in rows]
-
-    begun = time.monotonic()
-    results = with_room(4, begun + 0.5, attempt)
-    assert [r.status for r in results] == [Status.OK, Status.OK, Status.NO_SPACE, Status.OK]
-    assert asked[:3] == [[0, 1, 2, 3], [1, 2], [2]]
-    assert time.monotonic() - begun < 0.6
-
-
-def overflowing(room, asked):
-    """A disk whose buffer takes ``room`` objects at one time."""
-
-    def attempt(rows):
-        asked.append(list(rows))
-        return [codes.failure(codes.OVERFLOW) if len(rows) > room else Result(Status.OK) for _ in rows]
-
-    return attempt
-
-
-def test_what_does_not_fit_into_the_read_buffer_is_read_in_ever_smaller_parts():
-    asked = []
-    results = through_buffer(8, time.monotonic() + 10, overflowing(1, asked), threading.Event())
-    assert [result.status for result in results] == [Status.OK] * 8
-    assert [len(rows) for rows in asked] == [8, 4, 4, 2, 2, 2, 2, *[1] * 8]
-    assert asked[-8:] == [[row] for row in range(8)]
-
-
-def test_a_single_object_waits_for_the_read_buffer_until_the_deadline_and_no_longer():
-    begun, asked = time.monotonic(), []
-
-    def busy(rows):
-        asked.append(list(rows))
-        return [codes.failure(codes.OVERFLOW) if time.monotonic() < begun + 0.3 else Result(Status.OK)]
-
-    assert through_buffer(1, begun + 5, busy, threading.Event())[0].status is Status.OK
-    assert time.monotonic() - begun < 2.0
-    assert asked == [[0]] * len(asked)
-    begun = time.monotonic()
-    (result,) = through_buffer(1, begun + 0.5, overflowing(0, []), threading.Event())
-    assert (result.status, result.code) == (Status.TRANSIENT, codes.OVERFLOW)
-    assert time.monotonic() - begun < 1.0
-
-
-def test_a_store_that_closes_does_not_wait_for_the_read_buffer():
-    closing, asked = threading.Event(), []
-    threading.Timer(0.3, closing.set).start()
-    begun = time.monotonic()
-    (result,) = through_buffer(1, begun + 30, overflowing(0, asked), closing)
-    assert result.code == codes.OVERFLOW
-    assert time.monotonic() - begun < 2.0
-
-
-def lease_client(seconds, calls):
+def lease_client(seconds, calls, clock):
     granted = []
 
     def answer(work):
         client = SimpleNamespace(
             put=lambda *_: 0,
-            batch_is_exist=lambda _: (granted.append(time.monotonic()), [1])[1],
-            remove=lambda *_: (calls.append(1), 0 if time.monotonic() > granted[0] + seconds else codes.LEASED)[1],
+            batch_is_exist=lambda _: (granted.append(clock[0]), [1])[1],
+            remove=lambda *_: (calls.append(1), 0 if clock[0] > granted[0] + seconds else codes.LEASED)[1],
         )
         return work(client)
 
     return answer
 
 
-def test_the_measured_lease_is_never_longer_than_the_lease():
-    calls = []
-    seconds = lease_ttl.measure(lease_client(0.5, calls), "k", None, lambda s: time.sleep(s))
+def test_the_measured_lease_is_never_longer_than_the_lease(monkeypatch):
+    calls, clock = [], [100.0]
+    monkeypatch.setattr(lease_ttl, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def wait(seconds):
+        clock[0] += seconds
+
+    seconds = lease_ttl.measure(lease_client(0.5, calls, clock), "k", None, wait)
     assert 0.35 <= seconds <= 0.5
     assert len(calls) < 40
 
@@ -316,7 +261,7 @@ def test_checksums_only_where_their_memory_needs_no_registration(device, protoco
 def test_a_put_counts_only_when_it_can_be_read(lying):
     store, _ = lying
     handle = store.put(batch(np.zeros(64, dtype=np.uint8)), 1.0)
-    assert handle.wait(5)
+    assert handle.wait(30)
     assert handle.results()[0].status is Status.BUSY
 
 
@@ -331,7 +276,7 @@ def test_lookups_that_cannot_tell_are_unknown(lying):
 def test_bytes_that_do_not_match_are_missing_and_removed(lying):
     store, client = lying
     handle = store.get(batch(np.ones(64, dtype=np.uint8)), 1.0)
-    assert handle.wait(5)
+    assert handle.wait(30)
     assert handle.results()[0].status is Status.MISSING
     assert client.removed == "k"
     assert store.damaged_objects == 1

@@ -39,16 +39,9 @@ def usage(metrics: str) -> PoolUse:
     status, text = _get(metrics, "/metrics")
     if status != 200:
         raise OSError(f"{metrics}/metrics: status {status}")
-    sizes = [
-        _gauge(metrics, text, name)
-        for name in (
-            "master_total_capacity_bytes",
-            "master_allocated_bytes",
-            "master_total_file_capacity_bytes",
-            "master_allocated_file_size_bytes",
-        )
-    ]
-    return PoolUse(*sizes, _tenants(metrics))
+    capacity, used = _gauge(metrics, text, "master_total_capacity_bytes"), _gauge(metrics, text, "master_allocated_bytes")
+    disk = _gauge(metrics, text, "master_total_file_capacity_bytes")
+    return PoolUse(capacity, used, disk, _gauge(metrics, text, "master_allocated_file_size_bytes"), _tenants(metrics))
 
 
 def _tenants(metrics: str) -> list[TenantUse] | None:
