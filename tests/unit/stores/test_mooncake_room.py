@@ -2,9 +2,15 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
-from kvpool.stores.base import Result, Status
-from kvpool.stores.mooncake import codes
+import numpy as np
+from tests.waiting import eventually
+
+from kvpool.options.mooncake_json import MooncakeOptions
+from kvpool.stores.base import Batch, Result, Status
+from kvpool.stores.context import StoreContext
+from kvpool.stores.mooncake import MooncakeStore, codes
 from kvpool.stores.mooncake.room import through_buffer, with_room
 
 
@@ -57,10 +63,40 @@ def test_a_single_object_waits_for_the_read_buffer_until_the_deadline_and_no_lon
     assert time.monotonic() - begun < 10
 
 
-def test_a_store_that_closes_does_not_wait_for_the_read_buffer():
-    closing, asked = threading.Event(), []
-    threading.Timer(0.3, closing.set).start()
-    begun = time.monotonic()
-    (result,) = through_buffer(1, begun + 30, overflowing(0, asked), closing)
-    assert result.code == codes.OVERFLOW
-    assert time.monotonic() - begun < 20
+class FullDisk:
+    """A client whose reads never fit into the buffer."""
+
+    def __init__(self):
+        self.reads = 0
+        self.closed = False
+
+    def batch_get_into_multi_buffers(self, names, *_):
+        self.reads += 1
+        return [codes.OVERFLOW] * len(names)
+
+    def get_hostname(self):
+        return "h"
+
+    def close(self):
+        self.closed = True
+        return 0
+
+
+def test_a_store_that_closes_ends_gets_that_wait_for_the_read_buffer(monkeypatch):
+    options = MooncakeOptions(master_server_address="127.0.0.1:1", protocol="tcp", global_segment_size=0)
+    store, client = MooncakeStore(options, StoreContext(role="tool")), FullDisk()
+
+    def connected():
+        store._client = client
+        store._library = SimpleNamespace(put_config=lambda **_: None, has_ranges=True)
+
+    monkeypatch.setattr(store, "_connect", connected)
+    store.open()
+    memory = np.zeros((1, 64), dtype=np.uint8)
+    handle = store.get(Batch([b"a"], np.array([[memory.ctypes.data]], dtype=np.int64), np.array([64], dtype=np.int64)), 60.0)
+    eventually(lambda: client.reads > 2, "it is asked for again")
+    assert not handle.done()
+    store.close()
+    assert handle.done()
+    assert client.closed, "a library under a running call would have been left open"
+    assert handle.results()[0].code == codes.OVERFLOW
