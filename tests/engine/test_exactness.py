@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import SHARED_MEMORY
 from tests.engine.cases import CI_CELLS, Cell, all_cells, cell_spec, check_cell
 from tests.engine.runner import Engine, EngineSpec
+from tests.engine.spoiled import spoiled
 
 StartEngine = Callable[[EngineSpec], Engine]
 
@@ -27,8 +28,8 @@ def shared_root() -> Iterator[Path]:
 
 
 def _check(cell: Cell, root: Path, start_engine: StartEngine) -> None:
-    filled = (root / f"{cell.model}-{cell.parallel}").exists()
-    check_cell(start_engine(cell_spec(cell, root)), cell, filled)
+    filled = (root / cell.pool).exists()
+    check_cell(start_engine(cell_spec(cell, root)), cell, filled, spoil=spoiled(root, cell.pool))
 
 
 @pytest.mark.parametrize("cell", CI_CELLS, ids=str)
