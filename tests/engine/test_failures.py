@@ -58,7 +58,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "health says ill": {"get": {"status": "transient"}, "health": {"status": "fatal"}},
     "health hangs": {"get": {"status": "transient"}, "health": {"hang": True}},
 }
-# What the first request makes the engine ask of the store about itself; all fail at once, raising in one engine, hanging in another.
+# What the first request makes the engine ask: all of it fails at once, in one engine raising, in the other hanging.
 AT_FIRST = ("notes", "write_note", "stats")
 FIRST_FAULT: dict[str, dict[str, Any]] = {"qwen3": {"error": "broken"}, "gemma3": {"hang": True}}
 GAUGES_S = 5.0  # how often the store's numbers are read: kvpool.engine.store_gauges.SECONDS

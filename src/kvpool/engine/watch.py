@@ -67,10 +67,11 @@ class Watch:
         try:
             found = self._explain(lookups, unknown)
             if found.alarming:
+                self._settled = True
                 logger.warning(LINE, lookups, found.cause)
             elif not self._told:
+                self._told = True
                 logger.info(LINE, lookups, found.cause)
-            self._told, self._settled = True, self._settled or found.alarming
         finally:
             self._asking = False
 
