@@ -78,7 +78,7 @@ def _cause(evidence: Evidence) -> str:
     if evidence.pool_objects == 0:
         return f"the pool is empty: do the instances that save use the same store and tenant? ({evidence.store})"
     floor = f", or below min_hit_tokens ({evidence.min_hit_tokens})" if evidence.min_hit_tokens else ""
-    alone = "" if others else "; no engine of another namespace has left its record here"
+    alone = "" if others or not evidence.records else "; no engine of another namespace has left its record here"
     return (
         f"the pool {_holding(evidence)}, but no prompt began like a stored one: "
         f"prompts that share no prefix, or shorter than a block ({evidence.block_size} tokens){floor}{alone}; "

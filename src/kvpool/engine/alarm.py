@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ZeroHitAlarm:
-    """``saved`` counts what this engine has offered to the pool; ``explain`` asks the store: not for the engine's thread."""
+    """``offered`` counts what this engine may have saved; ``explain`` asks the store: not for the engine's thread."""
 
     def __init__(self, setup: EngineSetup, store: Store, agreement: Agreement) -> None:
         self._setup = setup
@@ -33,7 +33,7 @@ class ZeroHitAlarm:
 
     def explain(self, lookups: int, unknown: int) -> Diagnosis:
         """A store that fails here is no reason to keep silent."""
-        records = _answer(lambda: self._agreement.records(self._store), {})
+        records: dict[str, str] = _answer(lambda: self._agreement.records(self._store), {})
         picture = _answer(self._store.stats, StoreStats())
         inputs = self._agreement.inputs
         return diagnose(

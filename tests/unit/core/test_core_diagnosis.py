@@ -67,8 +67,9 @@ def test_few_lookups_without_an_answer_are_told_behind_any_cause():
         assert likely_cause(replace(EVIDENCE, unknown=2, **facts)).endswith("; 2 of 100 lookups got no answer")
 
 
-def test_records_of_others_that_differ_in_nothing_are_not_denied():
-    assert "no engine of another namespace" not in likely_cause(replace(EVIDENCE, records={**EVIDENCE.records, "ns2": "no record"}))
+@pytest.mark.parametrize("records", [{**EVIDENCE.records, "ns2": "no record"}, {}], ids=["another record", "none could be read"])
+def test_other_engines_are_denied_only_where_the_records_are_ours_alone(records):
+    assert "no engine of another namespace" not in likely_cause(replace(EVIDENCE, records=records))
 
 
 ALARMING = [
