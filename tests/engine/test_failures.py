@@ -52,10 +52,8 @@ FAULTS: dict[str, dict[str, Any]] = {
     "some gets fail": {"get": {"status": "transient", "fraction": 0.3}},
     "release raises": {"release": {"error": "broken"}},
     "release hangs": {"release": {"hang": True}},
-    "stats raises": {"stats": {"error": "broken"}},
     "stats hangs": {"stats": {"hang": True}},
     "health raises": {"get": {"status": "transient"}, "health": {"error": "broken"}},
-    "health says ill": {"get": {"status": "transient"}, "health": {"status": "fatal"}},
     "health hangs": {"get": {"status": "transient"}, "health": {"hang": True}},
 }
 # What the first request makes the engine ask: all of it fails at once, in one engine raising, in the other hanging.
@@ -114,10 +112,12 @@ def _until_met(engine: Engine, number: int, calls: dict[str, Any], expected: lis
     if "stats" in calls:
         time.sleep(GAUGES_S + COOLDOWN_S)
     if "health" in calls:
-        for _ in range(FAST["breaker_failures"]):
+        for _ in range(10):
             assert _ask(engine, number)["token_ids"] == expected
             engine.do("wait_idle")
             engine.do("reset_prefix_cache")
+            if metric(engine.metrics(), "kvpool:breaker_state", kind="load") > 0:
+                break
         time.sleep(COOLDOWN_S)
 
 
@@ -125,11 +125,11 @@ def _until_met(engine: Engine, number: int, calls: dict[str, Any], expected: lis
 def test_every_fault_leaves_the_output_as_it_is(cell: Cell, pool_root: Path, start_engine: StartEngine) -> None:
     engine, faults = _start(cell, pool_root, start_engine, zero_hit_alarm_lookups=1)
     faults.set(dict.fromkeys(AT_FIRST, FIRST_FAULT[cell.model]))
-    first = _ask(engine, 98)
+    first = _ask(engine, 80)
     faults.clear()
     engine.do("wait_idle")
     time.sleep(COOLDOWN_S)
-    assert first["token_ids"] == _cold(engine, 98), "faults of the first request"
+    assert first["token_ids"] == _cold(engine, 80), "faults of the first request"
     for number, (name, calls) in enumerate(FAULTS.items()):
         # A fault of a put is met by what is not stored yet, one of a get by what is.
         expected = _cold(engine, number) if "put" in calls else _warm(engine, number)
