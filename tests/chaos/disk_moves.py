@@ -1,10 +1,10 @@
 """The few moves that every test of the disk tier makes. Objects describe themselves: every byte that is read is verified."""
 
 import shutil
-import time
 
 from kvpool.stores.base import Hit
 from tests.chaos import store_worker as sw
+from tests.waiting import eventually
 
 SIZE = sw.CLASSES[2]
 
@@ -24,19 +24,12 @@ def get(store, numbers, nbytes=SIZE):
     return worker.counts["hit"]
 
 
-def eventually(condition, text, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, text
-        time.sleep(0.02)
-
-
 def tiers(store, numbers, nbytes=SIZE):
     return [answer.tier if isinstance(answer, Hit) else None for answer in store.exists([sw.key(n, nbytes) for n in numbers])]
 
 
 def on_disk(store, count):
-    eventually(lambda: store.stats().tiers[1].objects >= count, f"{count} objects never reached the disk")
+    eventually(lambda: store.stats().tiers[1].objects >= count, f"{count} objects are on the disk")
 
 
 def spilled(store, count=80):

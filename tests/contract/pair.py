@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,11 @@ from typing import Any
 from vllm.v1.request import Request
 
 from kvpool.core.signed_fields import sign_fields
+from kvpool.ops.services.ports import free_port
 from tests.contract.harness import Harness
 from tests.contract.spec import Spec
 
 ASK = {"do_remote_decode": True, "do_remote_prefill": False}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def pull_child(connector: Any) -> Any:
@@ -79,7 +73,7 @@ class Half(Harness):
 
     def drain(self) -> None:
         """Step for as long as the engine itself would."""
-        self.until(lambda: not self.step(), seconds=10)
+        self.until(lambda: not self.step())
 
 
 class Pair:

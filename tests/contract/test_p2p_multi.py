@@ -83,12 +83,13 @@ def test_the_second_turn_of_prefill_is_served_by_what_decode_has_stored(pair, be
         ({"tp": 2, "pp": 2}, {"prefill_tp_size": 2, "prefill_pp_layer_partition": "1,1"}, 2, True),
         ({"tp": 2, "pp": 2}, {"prefill_pp_size": 2}, 1, True),
         ({"tp": 2}, {}, 2, False),
+        ({"tp": 2}, {"prefill_tp_size": 3}, 4, False),
         ({"pp": 2}, {}, 2, False),
         ({"tp": 2, "pp": 2}, {"prefill_tp_size": 2}, 2, False),
     ],
     ids=str,
 )
-def test_bc_016_what_decode_stores_fits_prefill_of_other_sizes_or_is_not_found(pair, prefill, told, heads, served):
+def test_bc_016_what_decode_stores_fits_prefill_of_other_sizes_or_is_not_found(pair, prefill, told, heads, served, caplog):
     both = pair("last", consumer={"consumer_is_to_put": True, "consumer_is_to_load": True, **told}, prefill=prefill, heads=heads)
     answer = both.hand_over("turn1", PROMPT, 60)
     for half in (both.decode, both.prefill):
@@ -97,6 +98,7 @@ def test_bc_016_what_decode_stores_fits_prefill_of_other_sizes_or_is_not_found(p
     second = [*PROMPT, *answer, 5, 6, 7]
     assert both.hand_over("turn2", second, 2) == expected_output(second, 2)
     assert both.prefill.external["turn2"] == (144 if served else 96)
+    assert ("cannot be cut for prefill_tp_size=3" in caplog.text) == (told.get("prefill_tp_size") == 3)
     both.decode.forget_local()
     both.decode.ask("from the pool", second, 2)
     assert both.decode.external["from the pool"] == (160 if served else 0)

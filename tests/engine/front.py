@@ -11,40 +11,34 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvpool.ops.services.ports import free_port
 from tests.engine.pairs import SECRET
 from tests.engine.runner import Prompt
+from tests.waiting import ended_after, eventually
 
 ANSWER_S = 90.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
-        time.sleep(0.05)
+LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
-def front(prefill: int, decode: int, log: Path, *flags: str) -> Iterator[Front]:
-    """`kvpool proxy`, prefill first, before engines on these ports of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    sides = ["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", str(prefill)]
-    sides += ["--decoder-hosts", "127.0.0.1", "--decoder-ports", str(decode)]
+def front(prefill: int, decode: int, log: Path, *flags: str, hosts: tuple[str, str] = (LOOPBACK, LOOPBACK)) -> Iterator[Front]:
+    """`kvpool proxy`, prefill first, on loopback before engines on these ports of these hosts."""
+    port = free_port()
+    sides = ["--prefiller-hosts", hosts[0], "--prefiller-ports", str(prefill)]
+    sides += ["--decoder-hosts", hosts[1], "--decoder-ports", str(decode)]
     command = [
         sys.executable,
         "-c",
         "from kvpool.cli import app; app()",
         "proxy",
         "--host",
-        "127.0.0.1",
+        LOOPBACK,
         "--port",
         str(port),
         *sides,
@@ -54,16 +48,10 @@ def front(prefill: int, decode: int, log: Path, *flags: str) -> Iterator[Front]:
         process = subprocess.Popen(
             [*command, "--health-interval", "0.5"], stdout=out, stderr=out, env={**os.environ, "KVPOOL_SECRET": SECRET}
         )
-    try:
+    with ended_after(process, 40):
         running = Front(port)
-        wait_until(running.is_ready, f"a proxy that is ready; see {log}", 60.0)
+        eventually(running.is_ready, f"a proxy that is ready; see {log}", 60.0)
         yield running
-    finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        finally:
-            process.kill()
 
 
 @dataclass
@@ -82,7 +70,7 @@ class Front:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -100,7 +88,7 @@ class Request:
     """A streamed request under way, read by a thread of its own."""
 
     def __init__(self, port: int, body: dict[str, Any], headers: dict[str, str]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+        self._connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
         self._answered = Answered()
         self._began = time.monotonic()
         sent = {"content-type": "application/json", **headers}
@@ -118,6 +106,9 @@ class Request:
         self._thread.join(ANSWER_S)
         assert not self._thread.is_alive(), f"no answer in {ANSWER_S:g} s"
         return self._answered
+
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
 
     @property
     def tokens(self) -> list[int]:

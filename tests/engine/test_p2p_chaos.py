@@ -16,12 +16,17 @@ from pathlib import Path
 import pytest
 import zmq
 
+from kvpool.transfer.release import ANSWER_S
 from tests.engine.channel_faults import VARIABLE, ChannelFaults
-from tests.engine.front import Answered, Front, front, wait_until
+from tests.engine.front import Answered, Front, Request, front
 from tests.engine.pairs import PairSpec, StartEngine, cold
 from tests.engine.runner import Engine, Prompt, metric, tokens
+from tests.stopped import stopped
+from tests.waiting import eventually
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+KEEP_BEGIN: dict[str, dict[str, float]] = {"begin": {"keep_answers": 1}}  # decode is reading, until the plan is another
+UNHEARD_S = 2 * ANSWER_S + 1.0  # two questions without an answer
 SOON_S = 15.0  # an answer or a release; the busiest machine needs far less, and the time of an offer is 480 s
 STORE_FAULTS = {
     "unreachable": {"exists": {"error": "gone"}, "lease": {"error": "gone"}, "get": {"error": "gone"}, "put": {"error": "gone"}},
@@ -77,12 +82,16 @@ class Scene:
 
     def is_well(self, what: str) -> None:
         """Nothing is left of any request on either side, and the next one is served, by a transfer."""
-        wait_until(lambda: not self.held(), f"after {what}: prefill keeps nothing", SOON_S)
+        eventually(lambda: not self.held(), f"after {what}: prefill keeps nothing", SOON_S)
         self.decode.do("wait_idle")
         assert metric(self.decode.metrics(), "vllm:kv_cache_usage_perc") == 0, what
         before, prompt = self.pulls("ok"), self.prompt()
         self.asserts_right(self.proxy.ask(prompt), self.expected(prompt), f"after {what}")
-        wait_until(lambda: self.pulls("ok") == before + 1, f"after {what}: KV is pulled")
+        eventually(lambda: self.pulls("ok") == before + 1, f"after {what}: KV is pulled")
+
+    def computing(self) -> bool:
+        """Whether prefill is at a prompt."""
+        return metric(self.prefill.metrics(), "vllm:num_requests_running") > 0
 
     def held(self) -> float:
         """What prefill keeps. An idle engine lets go when it next does something."""
@@ -114,6 +123,7 @@ def scene(policy: str, root: Path, folder: Path, start_engine: StartEngine) -> I
         yield Scene(spec, prefill, decode, proxy, channel, store_plan, policy, ports[1], start_engine)
 
 
+@pytest.mark.timeout(600)  # on a machine that others keep busy
 @pytest.mark.parametrize("policy", ["recompute", pytest.param("fail", marks=pytest.mark.slow)])
 def test_faults_between_prefill_and_decode(policy: str, pool_root: Path, tmp_path: Path, start_engine: StartEngine) -> None:
     """One pair that survives most of them, one more decode engine; what kills prefill comes last."""
@@ -122,6 +132,7 @@ def test_faults_between_prefill_and_decode(policy: str, pool_root: Path, tmp_pat
         assert stage.channel.sent("begin"), "no faults can be injected into this engine"
         for fault in (
             clients_that_leave,
+            clients_that_leave_a_prefill_that_stands_still,
             lost_messages,
             repeated_and_late_messages,
             ids_that_are_used_again,
@@ -140,16 +151,29 @@ def clients_that_leave(stage: Scene) -> None:
         request = stage.proxy.start(stage.prompt(1500))
         time.sleep(after_s)
         request.leave()
-    stage.channel.set({"begin": {"delay_answers_s": 1.0}})
+    stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     pulling = [stage.proxy.start(stage.prompt()) for _ in range(2)]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     for request in pulling:
         request.leave()
     stage.channel.set({})
     answering = stage.proxy.start(stage.prompt(), max_tokens=2000)
-    wait_until(lambda: len(answering.tokens) > 5, "decode is answering")
+    eventually(lambda: len(answering.tokens) > 5, "decode is answering")
     answering.leave()
+
+
+def clients_that_leave_a_prefill_that_stands_still(stage: Scene) -> None:
+    """It hears of none of them in time. It is told again until it does, and lets go of what decode still reads."""
+    stage.channel.set(KEEP_BEGIN)
+    begun = len(stage.channel.sent("begin"))
+    pulling = [stage.proxy.start(stage.prompt()) for _ in range(2)]
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    with stopped(stage.prefill.processes().values()):
+        for request in pulling:
+            request.leave()
+        time.sleep(UNHEARD_S)
+    eventually(lambda: not stage.held(), "prefill is told again", SOON_S)
 
 
 def lost_messages(stage: Scene) -> None:
@@ -173,13 +197,14 @@ def repeated_and_late_messages(stage: Scene) -> None:
     """Every message that decode has ever sent, once more, bit by bit: between requests and while a pull is under way."""
     answers = replay(stage, stage.channel.sent())
     assert answers > 20
-    stage.channel.set({"begin": {"delay_answers_s": 1.0}})
+    stage.channel.set(KEEP_BEGIN)
     prompts = [stage.prompt() for _ in range(2)]
     expected = [stage.expected(prompt) for prompt in prompts]
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(prompt) for prompt in prompts]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     replay(stage, stage.channel.sent())
+    stage.channel.set({})
     for request, right in zip(requests, expected, strict=True):
         stage.asserts_right(request.result(), right, "messages that were repeated during the pull")
 
@@ -232,38 +257,55 @@ def write(path: Path, plan: object) -> None:
 
 def decode_is_killed_and_started_again(stage: Scene) -> None:
     """In the middle of pulls and of answers. Its successor meets prefill anew; the proxy finds it by itself."""
-    stage.channel.set({"begin": {"delay_answers_s": 20.0}})
+    stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(stage.prompt()) for _ in range(3)]
-    wait_until(lambda: len(stage.channel.sent("begin")) >= begun + 3, "decode is reading")
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 3, "decode is reading")
     stage.decode.kill()
     for request in requests:
         answered = request.result()
         assert answered.status in (502, 503), answered
         assert answered.seconds < SOON_S, "decode is dead, and the client waits"
-    wait_until(lambda: not stage.held(), "prefill keeps nothing for a decode engine that died", SOON_S)
+    eventually(lambda: not stage.held(), "prefill keeps nothing for a decode engine that died", SOON_S)
     stage.channel.set({})
     stage.decode = stage.start_decode()
-    wait_until(stage.proxy.is_ready, "the proxy finds the new decode engine")
+    eventually(stage.proxy.is_ready, "the proxy finds the new decode engine")
 
 
 def prefill_is_killed(stage: Scene) -> None:
     """While one prompt is computed and the KV of another is read."""
-    read, computed = stage.prompt(), stage.prompt(3500)
+    read = stage.prompt()
     expected = stage.expected(read)
-    stage.channel.set({"begin": {"delay_answers_s": 1.5}})
+    stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     reading = stage.proxy.start(read)
-    wait_until(lambda: len(stage.channel.sent("begin")) > begun, "decode is reading")
-    computing = stage.proxy.start(computed)
-    time.sleep(0.2)
-    stage.prefill.kill()
+    eventually(lambda: len(stage.channel.sent("begin")) > begun, "decode is reading")
+    with halfway(stage) as computing:
+        stage.prefill.kill()
+    stage.channel.set({})
     stage.asserts_by_policy(reading.result(), expected, "prefill was killed during the pull")
     refused = computing.result()
     assert refused.status in (502, 503), refused
     assert max(reading.result().seconds, refused.seconds) < SOON_S
-    stage.channel.set({})
-    wait_until(lambda: stage.proxy.ask(stage.prompt()).status == 503, "the proxy has noticed", SOON_S)
+    eventually(lambda: stage.proxy.ask(stage.prompt()).status == 503, "the proxy has noticed", SOON_S)
     stage.decode.do("wait_idle")
     assert metric(stage.decode.metrics(), "vllm:kv_cache_usage_perc") == 0
     assert stage.decode.generate([read], max_tokens=12, cache_salt="after")[0]["token_ids"] == expected, "decode lives"
+
+
+@contextmanager
+def halfway(stage: Scene) -> Iterator[Request]:
+    """A request whose prompt prefill has begun to compute and cannot end: its worker has been stopped in the middle."""
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end:
+        begun = len(stage.channel.sent("begin"))
+        request = stage.proxy.start(stage.prompt(3500))
+        while not stage.computing() and len(stage.channel.sent("begin")) == begun:
+            assert time.monotonic() < end, "prefill does not begin"
+        with stopped(pid for name, pid in stage.prefill.processes().items() if name.startswith("Worker")):
+            time.sleep(0.5)  # what the worker had done by then has been told
+            if stage.computing():
+                yield request
+                return
+        request.leave()
+    raise AssertionError("every prompt was computed before prefill could be stopped")

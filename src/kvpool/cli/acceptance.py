@@ -10,8 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from kvpool.ops.acceptance import AcceptanceOptions, Report
-    from kvpool.ops.acceptance.options import AcceptanceDevice
     from kvpool.options.ascend_store import BackendName
+    from kvpool.options.probe import Device
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 
@@ -44,10 +44,11 @@ def acceptance(
     something failed, 2: something could not be run."""
     from kvpool.ops.acceptance import AcceptanceOptions, check
     from kvpool.ops.acceptance.report import PARTS
+    from kvpool.ops.launch.guard import guarded
 
     try:
         options = AcceptanceOptions(
-            device=cast("AcceptanceDevice", device),
+            device=cast("Device", device),
             backend=cast("BackendName", backend or ("local" if device == "cpu" else "mooncake")),
             model=None if model is None else os.path.abspath(model),
             parts=tuple(only) if only else PARTS,
@@ -59,12 +60,16 @@ def acceptance(
             engine_args=tuple(context.args),
         )
         check(options)
-        made = _run(options)
+        code = guarded(lambda: _run(options, report or Path(f"kvpool-acceptance-{device}.md"), as_json), _say)
     except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    _write(made, report or Path(f"kvpool-acceptance-{device}.md"), as_json)
-    raise typer.Exit(made.exit_code)
+        code = _refused(error)
+    raise typer.Exit(code)
+
+
+def _refused(error: Exception) -> int:
+    """Say it; the exit status."""
+    typer.echo(f"error: {error}", err=True)
+    return 2
 
 
 def _size(flag: str, text: str) -> int:
@@ -76,21 +81,30 @@ def _size(flag: str, text: str) -> int:
         raise ValueError(f"{flag} {text!r}: expected a size such as 1GB") from None
 
 
-def _run(options: AcceptanceOptions) -> Report:
+def _run(options: AcceptanceOptions, file: Path, as_json: Path | None) -> int:
+    """The exit status, once the report is written."""
     from kvpool.ops.acceptance import run
     from kvpool.ops.launch import Told
 
-    if options.logs is not None:
-        options.logs.mkdir(parents=True, exist_ok=True)
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", VLLM_NO_USAGE_STATS="1")
     try:
-        return run(options, lambda line: typer.echo(f"acceptance: {line}"))
+        if options.logs is not None:
+            options.logs.mkdir(parents=True, exist_ok=True)
+        made = run(options, _say)
+        _write(made, file, as_json)
+        return made.exit_code
     except Told as told:
-        raise typer.Exit(told.exit_code) from None
+        return told.exit_code
+    except (ValueError, OSError, ImportError) as error:
+        return _refused(error)
 
 
 def _write(made: Report, file: Path, as_json: Path | None) -> None:
     file.write_text(made.markdown(), encoding="utf-8")
     if as_json is not None:
         as_json.write_text(made.json() + "\n", encoding="utf-8")
-    typer.echo(f"acceptance: {made.verdict}; report: {file}")
+    _say(f"{made.verdict}; report: {file}")
+
+
+def _say(line: str) -> None:
+    typer.echo(f"acceptance: {line}")

@@ -16,6 +16,7 @@ from rich.table import Table
 from kvpool.options import Deployment, OptionError
 from kvpool.options.check import Checked, check, the_cleaned
 from kvpool.options.deployment import Hardware
+from kvpool.options.environment import check_hash_algo
 from kvpool.options.probe import HOST, Device
 
 app = typer.Typer(no_args_is_help=True, help="Check configurations.")
@@ -111,6 +112,7 @@ def _deployment(device: DeviceName | None, ranks: int | None, hosts: int | None,
         kind, hardware = "npu", cast(Hardware, device.value)
     elif device is not None:
         kind = cast(Device, device.value)
+    check_hash_algo(hash_algo)
     return Deployment(device=kind, hardware=hardware, local_ranks=ranks, hosts=hosts, hash_algo=hash_algo)
 
 

@@ -81,10 +81,15 @@ def up(
         if dry_run:
             _show(options)
         else:
-            _run(options, logs, timeout)
+            raise typer.Exit(_guarded(options, logs, timeout))
     except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+        raise typer.Exit(_refused(error)) from None
+
+
+def _refused(error: Exception) -> int:
+    """Say it; the exit status."""
+    typer.echo(f"error: {error}", err=True)
+    return 2 if isinstance(error, ValueError) else 1
 
 
 def _refuse_unused(context: typer.Context) -> None:
@@ -144,21 +149,34 @@ def _show(options: LaunchOptions) -> None:
     typer.echo(shown_plan(make_plan(options, shown_place(options))), nl=False)
 
 
-def _run(options: LaunchOptions, logs: Path | None, timeout: float) -> None:
-    from kvpool.ops.launch import Told, launched
+def _guarded(options: LaunchOptions, logs: Path | None, timeout: float) -> int:
+    from kvpool.ops.launch.guard import guarded
 
     if logs is not None:
         logs = logs.absolute()
         logs.mkdir(parents=True, exist_ok=True)
+    return guarded(lambda: _run(options, logs, timeout), _say)
+
+
+def _run(options: LaunchOptions, logs: Path | None, timeout: float) -> int:
+    """Until a signal, or the end of a process; the exit status."""
+    from kvpool.ops.launch import Told, launched
+
     ready = False
     try:
-        with launched(options, lambda line: typer.echo(f"up: {line}"), timeout, logs) as (plan, launch):
+        with launched(options, _say, timeout, logs) as (plan, launch):
             ready = True
-            typer.echo(f"up: ready: send requests to {plan.url}/v1 (model {plan.model}); Ctrl-C stops everything")
+            _say(f"ready: send requests to {plan.url}/v1 (model {plan.model}); Ctrl-C stops everything")
             launch.watch()
     except Told as told:
-        if not ready:
-            raise typer.Exit(told.exit_code) from None
+        return 0 if ready else told.exit_code
+    except (ValueError, OSError, ImportError) as error:
+        return _refused(error)
+    return 0
+
+
+def _say(line: str) -> None:
+    typer.echo(f"up: {line}")
 
 
 def _production(context: typer.Context) -> Production:

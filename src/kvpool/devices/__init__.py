@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvpool.devices.base import CopyEngine, Device, Event
 from kvpool.devices.cpu import CpuCopyEngine, CpuDevice
+from kvpool.options.availability import ENGINE_DEVICES
 
 __all__ = ["CopyEngine", "Device", "Event", "copy_engine", "device_of"]
 
@@ -17,6 +18,6 @@ def copy_engine(device: str) -> CopyEngine:
 
 def device_of(kind: str) -> Device:
     """The device of a worker's KV memory."""
-    if kind == "cpu":
-        return CpuDevice()
-    raise ValueError(f"device {kind!r}: not available yet (accepted: cpu)")
+    if kind not in ENGINE_DEVICES:
+        raise ValueError(f"device {kind!r}: not available yet (accepted: {', '.join(ENGINE_DEVICES)})")
+    return CpuDevice()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+logger = logging.getLogger(__name__)
 
 DRAFT_PREFIXES = ("draft_model.", "mtp.", "eagle.", "draft.")
 
@@ -67,6 +69,7 @@ def describe_caches(
     if split is not None:
         total, ordered = _total_heads(vllm_config), [n for n, t in caches.items() if is_head_major(t, kv_config.num_blocks)]
         layouts = [part for one in layouts for part in split_layout(one, split, total, ordered)]
+        _tell_uncut(layouts, split, total)
     tensors = list(caches.values())
     inputs = NamespaceInputs(
         model=identity.text,
@@ -80,6 +83,19 @@ def describe_caches(
     )
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return WorkerLayout(tuple(layouts), inputs, tuple(storages.items()), tensors[0].device.type, identity.private)
+
+
+def _tell_uncut(layouts: Sequence[BlockLayout], split: Split, total_heads: int) -> None:
+    """What stays wider than a rank of prefill is never found there."""
+    widest = max((one.shard.last_head - one.shard.first_head + 1 for one in layouts), default=0)
+    if widest > max(1, total_heads // split.tp_size):
+        logger.warning(
+            "kvpool: what this engine stores cannot be cut for prefill_tp_size=%d (%d KV heads, %d in one piece): "
+            "prefill will not find it",
+            split.tp_size,
+            total_heads,
+            widest,
+        )
 
 
 def _heads(vllm_config: VllmConfig) -> tuple[HeadSpan, str]:

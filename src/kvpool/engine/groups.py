@@ -48,7 +48,9 @@ def _kind_and_window(index: int, group: KVCacheGroupSpec, spec: KVCacheSpec) -> 
         return ValueError(f"KV-cache group {index} ({type(spec).__name__}, {group.layer_names[0]}, ...) cannot be pooled: {reason}")
 
     if isinstance(spec, MambaSpec):
-        raise refuse("a recurrent state is not named by block hashes at every block")
+        raise refuse(
+            "a recurrent state stands at the end of a block only with mamba_cache_mode=align, and pooling it there is not built yet"
+        )
     if not group.enable_kv_transfer or not spec.prefix_cacheable:
         raise refuse("vLLM gives it no block hashes")
     if isinstance(spec, RSWASpec | HiddenStateCacheSpec):

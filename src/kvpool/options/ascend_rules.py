@@ -34,7 +34,11 @@ def check_dependencies(options: AscendStoreOptions, given: set[str], kv_role: st
     """OptionError for the first contradiction; warnings for options without effect. ``given`` are the fields that were written."""
     _check_partition(options, deployment, where)
     _check_times(options, where)
-    warnings = _without_effect(options, given, kv_role)
+    warnings = _without_effect(options, given, kv_role) + _tensor_parallel(options, kv_role, deployment)
+    if options.fault_plan_path is not None:
+        warnings.append("fault_plan_path makes the store fail on purpose: it is for tests only")
+    if options.backend == "local" and (deployment.hosts or 1) > 1:
+        warnings.append(f"the local backend is a pool of one host: {deployment.hosts} hosts have one each, and share nothing")
     if deployment.hybrid and "load_async" in given and not options.load_async:
         warnings.append("load_async=false has no effect: models with several kinds of KV cache always load in the background")
     if options.use_layerwise:
@@ -88,12 +92,26 @@ def _without_effect(options: AscendStoreOptions, given: set[str], kv_role: str) 
         )
     if (options.prefill_pp_size > 1) and not (consumer and options.consumer_is_to_put):
         warnings.append("prefill_pp_size and prefill_pp_layer_partition have no effect without consumer_is_to_put on a kv_consumer")
+    return warnings
+
+
+def _tensor_parallel(options: AscendStoreOptions, kv_role: str, deployment: Deployment) -> list[str]:
+    """Warnings about sizes that differ between the sides, do nothing, or are not those of this engine."""
     prefill, decode = options.prefill_tp_size, options.decode_tp_size
-    if prefill and decode and prefill != decode and not (consumer and options.consumer_is_to_put and prefill % decode == 0):
+    stores_for_prefill = kv_role == "kv_consumer" and options.consumer_is_to_put
+    warnings = []
+    if prefill and decode and prefill != decode and not (stores_for_prefill and prefill % decode == 0):
         warnings.append(
             "prefill_tp_size and decode_tp_size differ: models with several KV heads then share nothing between the sides, "
             "unless a kv_consumer with consumer_is_to_put stores for prefill"
         )
+    elif (prefill or decode) and not stores_for_prefill:
+        warnings.append("prefill_tp_size and decode_tp_size have no effect without consumer_is_to_put on a kv_consumer")
+    elif stores_for_prefill and decode and not prefill:
+        warnings.append("decode_tp_size has no effect without prefill_tp_size: what is stored is cut for prefill's ranks")
+    own, name = {"kv_producer": (prefill, "prefill_tp_size"), "kv_consumer": (decode, "decode_tp_size")}.get(kv_role, (None, ""))
+    if own and deployment.tp and own != deployment.tp:
+        warnings.append(f"{name}={own}, but this engine runs with a tensor parallel size of {deployment.tp}")
     return warnings
 
 

@@ -70,8 +70,12 @@ class AscendStoreOptions(OptionModel):
         None,
         description="Layers per prefill pipeline stage; as many numbers as prefill_pp_size, adding up to the layers of the model.",
     )
-    prefill_tp_size: Annotated[int | None, integer(1)] = Field(None, description="TP size of the prefill side, where it differs.")
-    decode_tp_size: Annotated[int | None, integer(1)] = Field(None, description="TP size of the decode side, where it differs.")
+    prefill_tp_size: Annotated[int | None, integer(1)] = Field(
+        None, description="TP size of the prefill side: a kv_consumer with consumer_is_to_put stores for its ranks."
+    )
+    decode_tp_size: Annotated[int | None, integer(1)] = Field(
+        None, description="TP size of the decode side; compared with prefill_tp_size and with the engine."
+    )
     qos_priority: Annotated[int | None, integer(0, 4)] = Field(
         None,
         description="Transfer priority, larger is more important (mooncake, memcache). Wins over ASCEND_GLOBAL_RESOURCE_CONFIG.",

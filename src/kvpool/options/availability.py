@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvpool.options.errors import NotAvailableError
+from kvpool.options.probe import Device
 
 NOT_YET = frozenset(
     {
@@ -11,6 +12,8 @@ NOT_YET = frozenset(
         "SfaRemoteD2HConnector",
     }
 )
+ENGINE_DEVICES: tuple[Device, ...] = ("cpu",)
+"""Where an engine of this version can run."""
 
 
 def refuse_unavailable(feature: str, key: str, value: object, where: str = "") -> None:

@@ -14,6 +14,7 @@ from kvpool.options.fields import OptionModel
 from kvpool.options.memcache_conf import read_local_conf
 from kvpool.options.memcache_rules import check_local
 from kvpool.options.mooncake_json import read_mooncake
+from kvpool.options.reach import check_reach
 from kvpool.options.yuanrong_json import read_yuanrong
 
 
@@ -31,7 +32,9 @@ class BackendFile:
 def read_backend_file(
     backend: BackendName, env: Mapping[str, str], deployment: Deployment, *, use_layerwise: bool | None = None
 ) -> BackendFile | None:
-    """The parsed file of ``backend``; None for local. OptionError naming the variable where it is missing."""
+    """The parsed file of ``backend``; None for local. OptionError naming the variable where it is missing, and for a
+    store that does not reach the device."""
+    check_reach(backend, deployment.device)
     variable = CONFIG_VARIABLE.get(backend)
     if variable is None:
         return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
+from kvpool.options.ascend_store import BackendName
+from kvpool.options.availability import ENGINE_DEVICES
 from kvpool.options.backend_file import BackendFile, parse_backend_file
 from kvpool.options.configfile import read_text
 from kvpool.options.cross_check import Parts, cross_check, read_commands, read_meta
@@ -14,6 +16,7 @@ from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import Reading
 from kvpool.options.jsonfile import clean, read_json
 from kvpool.options.memcache_conf import MetaConf, clean_conf, conf_kind, parse_conf, read_meta_conf
+from kvpool.options.reach import check_reach
 from kvpool.options.report import Section, options_section, resources_section, transfer_sections
 from kvpool.options.store_rules import check_conf
 from kvpool.options.transfer import ParsedTransfer, parse_transfer_config
@@ -107,7 +110,9 @@ def _check_files(
         if kind == "memcache meta":
             parsed = read_meta_conf(text, path)
         else:
-            parsed = parse_backend_file(kind.split()[0], path, text, env, deployment)
+            backend = cast(BackendName, kind.split()[0])
+            check_reach(backend, deployment.device, where=path)
+            parsed = parse_backend_file(backend, path, text, env, deployment)
         parts.add(path, parsed.options)
         checked.sections.append(options_section(f"{kind}: {path}", parsed.options, parsed.sources))
         found = check_conf(parsed.options, env)
@@ -141,6 +146,8 @@ def _compare(
     checked.warnings = list(dict.fromkeys(checked.warnings))
     if deployment.device is None and (parts.mooncake or parts.local):
         checked.notes.append("the device is not known, so protocols were not compared with it: give --device")
+    if deployment.device is not None and deployment.device not in ENGINE_DEVICES:
+        checked.notes.append(f"engines refuse to start on {deployment.device} yet: this version of kvpool runs them on CPUs only")
     checked.notes = list(dict.fromkeys(checked.notes))
 
 

@@ -49,5 +49,6 @@ def check_connector(name: object, module_path: object, where: str) -> tuple[str,
     if name in (*OURS, MULTI, *VLLM_OWN) or module_path:
         return name, []
     near = difflib.get_close_matches(name, [*OURS, MULTI, *VLLM_OWN], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "set kv_connector_module_path where it comes from another package"
-    raise OptionError("kv_connector", name, f"is unknown: {hint}", where=where)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    accepted = f"accepted: {', '.join(OURS)}, {MULTI}, vLLM's own, and with kv_connector_module_path any other"
+    raise OptionError("kv_connector", name, f"is unknown ({accepted}){hint}", where=where)

@@ -33,6 +33,7 @@ value and accepted form. Look at the result with:
 ```
 kvpool config check '<kv-transfer-config JSON>' [--file FILE …] [--additional-config JSON] [--json] [--fix OUT]
     [--service COMMAND …] [--meta FILE] [--device cpu|cuda|npu|A2|A3|A5] [--ranks N] [--hosts N] [--proxy-port N]
+    [--hash-algo NAME]
 ```
 
 It prints every effective value with its source. JSON must be plain JSON: `#` comments, text after a value and trailing commas are

@@ -15,6 +15,7 @@ QOS_FIELD = "store.comm_resource_config.qos"
 MEMCACHE_QOS = "MF_DEVICE_UB_QOS"
 HASH_SEED = "PYTHONHASHSEED"
 DEFAULT_HASH = "sha256"
+HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
 class Variable(NamedTuple):
@@ -29,7 +30,11 @@ VARIABLES = (
         "vLLM",
         "Seed of the block hashes. The same, or unset, on all instances that share a pool; a must for the xxhash algorithms.",
     ),
-    Variable("KVPOOL_SECRET", "kvpool", "Shared secret of prefill, decode and proxy: what they tell each other is signed with it."),
+    Variable(
+        "KVPOOL_SECRET",
+        "kvpool",
+        "Shared secret of prefill, decode and proxy: what they tell each other is signed with it. Set it off loopback.",
+    ),
     Variable("KVPOOL_ADMIN_TOKEN", "kvpool", "Token of the proxy's administration; without it that is open on loopback only."),
     Variable("MOONCAKE_CONFIG_PATH", "kvpool", "Path of mooncake.json. Chooses the mooncake backend where none is set."),
     Variable("MOONCAKE_MASTER", "kvpool", "Address of the Mooncake master; wins over master_server_address."),
@@ -87,9 +92,6 @@ VARIABLES = (
         "Seconds for which prefill keeps blocks that decode has not read. Default 480.",
     ),
     Variable("VLLM_HOST_IP", "kvpool, vLLM", "Address of this host; where MooncakeConnectorV1 listens, unless transfer_host says."),
-    Variable(
-        "KVPOOL_SECRET", "kvpool", "Secret of prefill, decode and proxies, by which they know each other. Set it off loopback."
-    ),
     Variable("ACL_OP_INIT_MODE", "CANN", "1 on A3 over HCCS."),
     Variable("ASCEND_RT_VISIBLE_DEVICES", "CANN", "Devices that the process may use."),
     Variable("LD_LIBRARY_PATH", "the loader", "Must find the libraries of the chosen store."),
@@ -103,6 +105,12 @@ class Merged:
 
     updates: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+
+
+def check_hash_algo(name: str | None) -> None:
+    """OptionError for what is no --prefix-caching-hash-algo of vLLM; None is its default."""
+    if name is not None and name not in HASH_ALGORITHMS:
+        raise OptionError("--hash-algo", name, f"expected one of {', '.join(HASH_ALGORITHMS)}")
 
 
 def hash_warning(env: Mapping[str, str], hash_algo: str | None) -> str | None:

@@ -14,6 +14,7 @@ from kvpool.ops import acceptance
 from kvpool.ops.acceptance import sequence
 from kvpool.ops.acceptance.options import AcceptanceOptions
 from kvpool.ops.acceptance.report import PARTS, Check, Report
+from kvpool.ops.launch import guard
 
 
 def _invoke(*words: str) -> Any:
@@ -50,6 +51,7 @@ def test_the_report_is_written_and_says_how_it_ended(
         return Report({"device": options.device}, [Check("faults", "a get hangs", status, 1.0)])
 
     monkeypatch.setattr(acceptance, "run", run)
+    monkeypatch.setattr(guard, "guarded", lambda run, say: run())  # in this process, where it is seen
     report, as_json = tmp_path / "report.md", tmp_path / "report.json"
     words = ["--device", "npu", "--only", "faults", "--minutes", "2", "--report", str(report), "--json", str(as_json)]
     result = _invoke(*words, "--", "--quantization", "ascend")

@@ -90,6 +90,8 @@ A3 = Need(series="a3", backend="mooncake", env=HCCS, options=OPTIONS, conf=MOONC
 A5 = Need(series="a5", backend="mooncake", env=UBOE, options=OPTIONS, conf=MOONCAKE)
 SDMA, UBOE_CONF = memcache(protocol="device_sdma", dram_size="10GB"), memcache(protocol="device_uboe", dram_size="10GB")
 A3_MEMCACHE = Need(series="a3", backend="memcache", env=HCCS, options=OPTIONS, conf=SDMA, lingqu="1.5")
+A3_LAYERWISE = replace(A3_MEMCACHE, role="prefill", layerwise=True)
+A3_REMOTE_D2H = Need(role="decode", series="a3", remote_d2h=True, env=HCCS, lingqu="1.5")
 A5_MEMCACHE = Need(series="a5", backend="memcache", env=UBOE, options=OPTIONS, conf=UBOE_CONF)
 A3_YUANRONG = Need(
     series="a3",
@@ -103,4 +105,4 @@ A3_YUANRONG = Need(
 CPU_MOONCAKE = replace(
     LOCAL, backend="mooncake", conf=MooncakeOptions.model_validate({"master_server_address": "10.0.0.9:1", "protocol": "rdma"})
 )
-EVERY = (LOCAL, CUDA, A2, A3, A5, A3_MEMCACHE, A5_MEMCACHE, A3_YUANRONG, CPU_MOONCAKE)
+EVERY = (LOCAL, CUDA, A2, A3, A5, A3_MEMCACHE, A3_LAYERWISE, A3_REMOTE_D2H, A5_MEMCACHE, A3_YUANRONG, CPU_MOONCAKE)

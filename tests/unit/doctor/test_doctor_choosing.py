@@ -90,6 +90,23 @@ def test_a_whole_deployment(chosen):
     assert Level.FAILURE not in levels(said)
 
 
+def test_what_this_version_refuses_is_known_all_the_same(chosen):
+    remote = {"kv_connector": "SfaRemoteD2HConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": {}}
+    layers = pool("kv_producer", backend="memcache", use_layerwise=True)
+    both = multi("kv_producer", backend="memcache", use_layerwise="true")
+    both["kv_connector_extra_config"]["connectors"][0] = remote
+    found = {}
+    for name, config in {"plain": pool(backend="memcache"), "layers": layers, "remote": remote, "both": both}.items():
+        need, _ = chosen(config, series="a3")
+        found[name] = (need.layerwise, need.remote_d2h, need.of_layerwise_guide)
+    assert found == {
+        "plain": (False, False, False),
+        "layers": (True, False, True),
+        "remote": (False, True, True),
+        "both": (True, True, True),
+    }
+
+
 def test_decode_listens_nowhere(chosen):
     assert chosen(multi("kv_consumer", backend="local"))[0].ports == ()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.doctor import good
 from tests.unit.doctor.rule_cases import CASES
+from tests.unit.doctor.version_cases import PULL
 
 from kvpool.ops.doctor.catalogue import CATALOGUE
 from kvpool.ops.doctor.facts.ssd import Ssd
@@ -120,6 +121,50 @@ def test_versions_compare(older, newer):
     assert versions.at_least(older, newer) is False
     assert versions.at_least(None, newer) is None
     assert versions.at_least("main", newer) is None
+
+
+OLD_MOONCAKE = (("mooncake-transfer-engine-npu", "0.3.10"),)
+
+
+@pytest.mark.parametrize(
+    ("need", "check", "changes", "lowest"),
+    [
+        (good.A3, versions.HDK, {"mooncake": OLD_MOONCAKE}, "26.0"),
+        (good.A3, versions.HDK, {}, "25.5"),
+        (good.A3_MEMCACHE, versions.HDK, {}, "26.0"),
+        (replace(good.A3_YUANRONG, pull=PULL), versions.HDK, {}, "25.5"),
+        (good.A5_MEMCACHE, versions.HDK, {"mooncake": OLD_MOONCAKE}, "25.6"),
+        (good.A3_LAYERWISE, versions.DRIVER, {}, "25.5.1"),
+        (good.A3_LAYERWISE, versions.MEMFABRIC, {}, "1.2"),
+        (good.A3_REMOTE_D2H, versions.DRIVER, {}, "25.5.1"),
+        (good.A3, versions.CANN, {}, "9.0.0"),
+        (good.A3_YUANRONG, versions.CANN, {}, "8.5.0"),
+    ],
+)
+def test_each_section_of_the_guides_asks_for_its_own_versions(need, check, changes, lowest):
+    facts = replace(good.VERSIONS, **changes)
+    (finding,) = named(versions.judge_versions(facts, need), check)
+    assert finding.needed == f">= {lowest}"
+
+
+@pytest.mark.parametrize(
+    ("need", "check"),
+    [
+        (good.A3_YUANRONG, versions.HDK),
+        (good.A3_YUANRONG, versions.LINGQU),
+        (good.A3_LAYERWISE, versions.HDK),
+        (good.A3_REMOTE_D2H, versions.HDK),
+        (good.A3_MEMCACHE, versions.DRIVER),
+        (good.A3, versions.MEMFABRIC),
+    ],
+)
+def test_what_no_section_asks_for_is_not_asked(need, check):
+    assert not named(versions.judge_versions(replace(good.VERSIONS, npu_driver="1.0"), need), check)
+
+
+def test_memcache_without_layers_does_with_any_memfabric():
+    (finding,) = named(versions.judge_versions(replace(good.VERSIONS, memfabric="1.0.0"), good.A3_MEMCACHE), versions.MEMFABRIC)
+    assert finding.level is Level.OK
 
 
 @pytest.mark.parametrize(

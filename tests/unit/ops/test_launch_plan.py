@@ -121,6 +121,7 @@ def test_where_requests_go_on_all_interfaces():
         ({"device": "npu"}, "--series a2, a3 or a5"),
         ({"device": "cuda"}, "does not reach the memory of cuda"),
         ({"device": "cuda", "backend": "memcache"}, "does not reach the memory of cuda"),
+        ({"device": "cuda", "backend": "yuanrong"}, "does not reach the memory of cuda; accepted: mooncake"),
         ({"device": "cuda", "backend": "mooncake"}, "runs engines on CPUs only: give --device cpu"),
         ({"backend": "mooncake", "pool": "x"}, '--pool="x": names a pool of the local store'),
         ({"mode": "mixed", "kv_port": 4}, "--kv-port=4: there is no such port in mode mixed"),

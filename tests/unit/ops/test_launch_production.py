@@ -298,9 +298,11 @@ def told(*arguments):
         ("pd --model m --series a2 --port 80", "error: --port is of use not with --series"),
         ("pd --model m --link roce", "error: --link is of use only with --series"),
         ("pd --model m --series cuda --backend local", "error: --backend=\"local\": does not reach the memory of cuda; accepted: "
-         "mooncake, yuanrong"),
+         "mooncake"),
         ("pd --model m --series cuda --backend memcache", "error: --backend=\"memcache\": does not reach the memory of cuda; "
-         "accepted: mooncake, yuanrong"),
+         "accepted: mooncake"),
+        ("pd --model m --series cuda --backend yuanrong", "error: --backend=\"yuanrong\": does not reach the memory of cuda; "
+         "accepted: mooncake"),
         ("separated --model m --series a3 --backend mooncake", "error: --backend=\"mooncake\": has no owner that maps memory for "
          "NPUs; accepted: memcache, yuanrong"),
         ("pd --model m --series cpu --decode-host 192.0.2.9", "error: --decode-host=\"192.0.2.9\": the local store is shared "

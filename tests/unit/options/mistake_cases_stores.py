@@ -45,6 +45,11 @@ CHOICE = [
         lambda folder: pool(folder, "mooncake", TEXT),
     ),
     Case(
+        "does not reach the memory of cuda; accepted: mooncake",
+        lambda folder: pool(folder, "memcache", LOCAL, deployment=on(device="cuda")),
+        lambda folder: pool(folder, "mooncake", json.dumps({**MASTER, "protocol": "tcp"}), deployment=on(device="cuda")),
+    ),
+    Case(
         "a comment is not JSON",
         lambda folder: pool(folder, "mooncake", TEXT + " # the master"),
         lambda folder: pool(folder, "mooncake", TEXT),

@@ -145,6 +145,9 @@ def test_old_name_of_the_port_label():
     assert "ignored" in loaded.warnings[0]
 
 
+PUTS = {"consumer_is_to_put": True}
+
+
 @pytest.mark.parametrize(
     ("extra", "role", "fragment"),
     [
@@ -157,6 +160,10 @@ def test_old_name_of_the_port_label():
         ({}, "kv_consumer", "neither loads from the pool nor stores"),
         ({"prefill_pp_size": 2}, "kv_both", "no effect without consumer_is_to_put"),
         ({"prefill_tp_size": 4, "decode_tp_size": 2}, "kv_both", "share nothing"),
+        ({"prefill_tp_size": 4}, "kv_both", "no effect without consumer_is_to_put"),
+        ({"decode_tp_size": 4, "consumer_is_to_load": True}, "kv_consumer", "no effect without consumer_is_to_put"),
+        ({"decode_tp_size": 4, "consumer_is_to_put": True}, "kv_consumer", "no effect without prefill_tp_size"),
+        ({"fault_plan_path": "/srv/faults"}, "kv_both", "for tests only"),
         ({"qos_priority": 1}, "kv_both", "no effect with the local backend"),
         ({"layerwise_num_shared_buffers": 3}, "kv_both", "no effect without use_layerwise"),
     ],
@@ -165,6 +172,33 @@ def test_options_without_effect_are_one_warning(extra, role, fragment):
     warnings = load(extra, role=role).warnings
     assert len(warnings) == 1
     assert fragment in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("role", "extra", "fragment"),
+    [
+        ("kv_producer", {"prefill_tp_size": 4, "decode_tp_size": 4}, "prefill_tp_size=4, but this engine runs with a tensor"),
+        (
+            "kv_consumer",
+            {**PUTS, "prefill_tp_size": 4, "decode_tp_size": 4},
+            "decode_tp_size=4, but this engine runs with a tensor",
+        ),
+    ],
+)
+def test_sizes_that_are_not_those_of_the_engine(role, extra, fragment):
+    def warnings(tp):
+        return read_ascend_store({"backend": "local", **extra}, kv_role=role, env={}, deployment=Deployment(tp=tp)).warnings
+
+    assert any(fragment in line for line in warnings(2))
+    assert not any(fragment in line for line in warnings(4))
+
+
+def test_a_pool_of_one_host_is_not_shared_by_several():
+    def warnings(hosts):
+        return read_ascend_store({"backend": "local"}, kv_role="kv_both", env={}, deployment=Deployment(hosts=hosts)).warnings
+
+    assert "2 hosts have one each" in warnings(2)[0]
+    assert warnings(1) == []
 
 
 @pytest.mark.parametrize("role", ["", "both", None, 1, "KV_BOTH"])
@@ -181,9 +215,6 @@ def test_bc_006_policy_is_recompute_or_fail(policy):
 def test_times_that_contradict():
     assert "load_timeout_ms=30000" in refused({"lease_ms": 30000})
     assert "lookup_timeout_ms=1" in refused({"lookup_timeout_ms": 1})
-
-
-PUTS = {"consumer_is_to_put": True}
 
 
 def test_bc_021_partition_agrees_with_size_and_layers():

@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kvpool.cli import app
+from kvpool.devices import copy_engine, device_of
 from kvpool.options.document import document
 from kvpool.options.probe import HOST
+from kvpool.stores.memcache.directions import directions
 
 POOL = {
     "kv_connector": "AscendStoreConnector",
@@ -94,6 +96,10 @@ def test_sources_of_the_additional_config(run):
 
 
 def test_hash_algorithm(run):
+    wrong = run(json.dumps(POOL), "--hash-algo", "md5")
+    assert wrong.exit_code == 2
+    assert '--hash-algo="md5"' in wrong.stderr
+    assert "sha256, sha256_cbor, xxhash, xxhash_cbor" in wrong.stderr
     assert "PYTHONHASHSEED is not set" in run(json.dumps(POOL), "--hash-algo", "xxhash").stdout
     assert "PYTHONHASHSEED is not set" not in run(json.dumps(POOL)).stdout
 
@@ -145,6 +151,35 @@ def test_what_is_said_of_the_deployment(run, tmp_path):
     assert "differs from tcp://h:6001" in run("--file", tmp_path / "mmc-local.conf", "--meta", tmp_path / "mmc-meta.conf").stderr
     assert "port of the proxy (6001)" in run("--file", tmp_path / "mmc-meta.conf", "--proxy-port", 6001).stderr
     assert "listens on all interfaces" in run(*mooncake, "--json").stdout
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
+@pytest.mark.parametrize(("backend", "start"), [("local", copy_engine), ("memcache", directions)])
+def test_a_store_that_the_start_refuses_on_a_device_is_refused_by_the_check(run, tmp_path, backend, start, device):
+    (tmp_path / "mmc-local.conf").write_text(MEMCACHE_LOCAL + "ock.mmc.local_service.protocol = host_shm\n")
+    config = {**POOL, "kv_connector_extra_config": {"backend": backend}}
+    checks = [(json.dumps(config),)] + ([("--file", tmp_path / "mmc-local.conf")] if backend == "memcache" else [])
+    env = {"MMC_LOCAL_CONFIG_PATH": str(tmp_path / "mmc-local.conf")} if backend == "memcache" else {}
+    try:
+        start(device)
+        accepted = True
+    except ValueError:
+        accepted = False
+    for arguments in checks:
+        result = run(*arguments, "--device", device, env=env)
+        assert (result.exit_code == 0) == accepted, result.output
+        if not accepted:
+            assert f'backend="{backend}": does not reach the memory of {device}; accepted: mooncake' in result.stderr
+            assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_device_on_which_no_engine_of_this_version_starts_is_said(run, tmp_path):
+    (tmp_path / "mooncake.json").write_text('{"master_server_address": "localhost:1", "protocol": "tcp"}')
+    said = {device: run("--file", tmp_path / "mooncake.json", "--device", device).stdout for device in ("cpu", "cuda")}
+    assert "engines refuse to start on cuda yet" in said["cuda"]
+    assert "refuse to start" not in said["cpu"]
+    with pytest.raises(ValueError, match="not available yet"):
+        device_of("cuda")
 
 
 def test_fix_writes_the_clean_text(run, tmp_path):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from kvpool.ops.acceptance.report import PARTS
 from kvpool.ops.launch import options as launch
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
+from kvpool.options.probe import Device
+from kvpool.options.reach import check_reach
 
-AcceptanceDevice = Literal["cpu", "cuda", "npu"]
-DEVICES: tuple[AcceptanceDevice, ...] = get_args(AcceptanceDevice)
+DEVICES: tuple[Device, ...] = get_args(Device)
 BUDGET_S = 900.0
 
 
@@ -22,7 +23,7 @@ class AcceptanceOptions:
     """``model``: a folder; None is the demo's model. ``dram`` and ``kv_cache`` in bytes: the pool, and each engine's own cache
     (None: vLLM decides). ``logs``: a folder that keeps the logs. ``engine_args`` go to every engine."""
 
-    device: AcceptanceDevice
+    device: Device
     backend: BackendName
     model: str | None = None
     parts: Collection[str] = PARTS
@@ -40,10 +41,7 @@ def check(options: AcceptanceOptions) -> None:
         raise OptionError("--device", options.device, f"accepted: {', '.join(DEVICES)}")
     if options.backend not in BACKENDS:
         raise OptionError("--backend", options.backend, f"accepted: {', '.join(BACKENDS)}")
-    if options.backend == "local" and options.device != "cpu":
-        raise OptionError(
-            "--backend", "local", f"does not reach the memory of {options.device}; accepted: mooncake, memcache, yuanrong"
-        )
+    check_reach(options.backend, options.device, "--backend")
     for part in options.parts:
         if part not in PARTS:
             raise OptionError("--only", part, f"accepted: {', '.join(PARTS)}")

@@ -10,7 +10,7 @@ from typing import Any
 from kvpool.ops.doctor.endpoints import listens, services
 from kvpool.ops.doctor.finding import Finding
 from kvpool.ops.doctor.need import HARDWARE, Link, Need, Role, Series
-from kvpool.ops.doctor.raw import disks, pool_options, top_level
+from kvpool.ops.doctor.raw import disks, layerwise, pool_options, remote_d2h, top_level
 from kvpool.ops.doctor.rules.configuration import judge_configuration, judge_role
 from kvpool.options.ascend_store import BACKENDS, AscendStoreOptions, BackendName
 from kvpool.options.backend import CONFIG_VARIABLE
@@ -20,6 +20,7 @@ from kvpool.options.commands import parse_command
 from kvpool.options.configfile import read_text
 from kvpool.options.cross_check import SWITCHES, Parts, read_commands, read_meta
 from kvpool.options.deployment import Deployment
+from kvpool.options.environment import check_hash_algo
 from kvpool.options.errors import OptionError
 from kvpool.options.jsonfile import read_json
 from kvpool.options.load import read_ascend_store
@@ -66,6 +67,7 @@ class Given:
 
 def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, list[Finding]]:
     """What is needed, and what there is to say of the configuration. OptionError only for flags that cannot be understood."""
+    check_hash_algo(asked.hash_algo)
     series = asked.series or _series(probe)
     given = _read_configs(asked.configs)
     deployment = Deployment(
@@ -105,6 +107,8 @@ def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, li
         conf=file.options if file is not None else None,
         conf_path=path,
         conf_variable=variable,
+        layerwise=layerwise(raw),
+        remote_d2h=remote_d2h(raw),
         disks=disks(backend, pool_options(raw), path),
         leases=_leases(parts),
         masters=tuple(parts.masters.values()),

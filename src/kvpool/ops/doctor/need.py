@@ -55,6 +55,7 @@ class Pages(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Need:
     """One deployment on this host. ``conf`` is what the store's own file says; None where there is none or it is refused.
+    ``layerwise`` and ``remote_d2h`` are what the configuration switches on, also where this version refuses it.
 
     ``services`` must answer, ``ports`` must be free here; ``ranks`` are those of this host. ``leases`` are configured ones, in
     ms, by name. ``lingqu`` is the version of the LingQu Computing Network, which no file of a host shows."""
@@ -68,6 +69,8 @@ class Need:
     env: Mapping[str, str] = field(default_factory=dict)
     options: AscendStoreOptions | None = None
     pull: PullOptions | None = None
+    layerwise: bool = False
+    remote_d2h: bool = False
     conf: OptionModel | None = None
     conf_path: str = ""
     conf_variable: str = ""
@@ -95,6 +98,21 @@ class Need:
     def protocol(self) -> str:
         """The store's transport, "" where it has none or its file is not known."""
         return self.conf.protocol if isinstance(self.conf, MooncakeOptions | LocalConf) else ""
+
+    @property
+    def mooncake(self) -> bool:
+        """True where Mooncake's library moves bytes: as the store, or from prefill to decode."""
+        return self.backend == "mooncake" or self.pull is not None
+
+    @property
+    def memfabric(self) -> bool:
+        """True where MemFabric moves bytes."""
+        return self.backend == "memcache" or self.remote_d2h
+
+    @property
+    def of_layerwise_guide(self) -> bool:
+        """True for what the layer-wise guide installs: layer-wise prefill on MemCache, and both sides of remote D2H."""
+        return self.remote_d2h or (self.layerwise and self.backend == "memcache")
 
     @property
     def contiguous(self) -> bool:

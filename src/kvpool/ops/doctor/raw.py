@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvpool.options.ascend_store import BackendName
 from kvpool.options.configfile import read_text
-from kvpool.options.connectors import MULTI, POOL, POOL_OLD_NAME
+from kvpool.options.connectors import MULTI, POOL, POOL_OLD_NAME, REMOTE_D2H
 from kvpool.options.errors import OptionError
 from kvpool.options.jsonfile import read_json
 from kvpool.options.memcache_conf import LOCAL, parse_conf
@@ -33,15 +33,29 @@ def top_level(text: str, source: str) -> Mapping[str, object]:
 
 def pool_options(raw: Mapping[str, object]) -> Mapping[str, object]:
     """The extra config of the pool's connector, alone or below MultiConnector; empty where there is none."""
+    for entry in _connectors(raw):
+        if entry.get("kv_connector") in (POOL, POOL_OLD_NAME):
+            own = entry.get("kv_connector_extra_config")
+            return own if isinstance(own, Mapping) else {}
+    return {}
+
+
+def layerwise(raw: Mapping[str, object]) -> bool:
+    """Whether the pool saves and loads layer by layer."""
+    return _on(pool_options(raw).get("use_layerwise"))
+
+
+def remote_d2h(raw: Mapping[str, object]) -> bool:
+    """Whether KV goes from prefill's device to decode's host memory."""
+    return any(entry.get("kv_connector") == REMOTE_D2H for entry in _connectors(raw))
+
+
+def _connectors(raw: Mapping[str, object]) -> list[Mapping[str, object]]:
     entries: list[object] = [raw]
     extra = raw.get("kv_connector_extra_config")
     if raw.get("kv_connector") == MULTI and isinstance(extra, Mapping) and isinstance(extra.get("connectors"), list):
         entries = extra["connectors"]
-    for entry in entries:
-        if isinstance(entry, Mapping) and entry.get("kv_connector") in (POOL, POOL_OLD_NAME):
-            own = entry.get("kv_connector_extra_config")
-            return own if isinstance(own, Mapping) else {}
-    return {}
+    return [entry for entry in entries if isinstance(entry, Mapping)]
 
 
 def disks(backend: BackendName, extra: Mapping[str, object], path: str) -> Disks:

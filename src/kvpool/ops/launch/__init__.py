@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from kvpool.ops.launch.abandoned import end_abandoned
 from kvpool.ops.launch.options import LaunchOptions
 from kvpool.ops.launch.place import own_place
 from kvpool.ops.launch.plan import Place, Plan, make_plan, plain_plan
@@ -25,10 +26,12 @@ def launched(
 ) -> Iterator[tuple[Plan, Launch]]:
     """A deployment that answers; at the end of the block nothing of it is left. ``options`` have been checked, ``logs`` is there.
 
-    OSError or ValueError where it does not come up within ``deadline_s`` seconds, ``Told`` where a signal says to end."""
+    What a killed launch has left is ended first. OSError or ValueError where it does not come up within ``deadline_s`` seconds,
+    ``Told`` where a signal says to end."""
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         with signals.held():
+            end_abandoned(say)
             place = stack.enter_context(own_place(options))
         made = plan(options, place)
         launch = stack.enter_context(Launch(made, place, signals, say, logs))

@@ -15,7 +15,7 @@ from kvpool.ops.services.processes import start_time
 
 _SET_CHILD_SUBREAPER = 36  # of prctl(2): orphans below us become our children, and so stay below us
 _TICK_S = 0.05
-_SEGMENTS = re.compile(r"(/dev/shm/(?:psm_|vllm_|sem\.mp-)[^/\n]*)$", re.MULTILINE)
+_SEGMENTS = re.compile(r"(/dev/shm/(?:psm_|vllm_|sem\.mp-|memfabric_hybrid_)[^/\n]*)$", re.MULTILINE)
 
 
 class Descendant(tuple[int, int]):
@@ -49,6 +49,18 @@ def descendants() -> set[Descendant]:
         left += children.get(pid, [])
         if started := start_time(pid):
             found.add(Descendant((pid, started)))
+    return found
+
+
+def of_sessions(leaders: set[int]) -> set[Descendant]:
+    """Live processes, of whatever parent, in the sessions of these leaders."""
+    found: set[Descendant] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, IndexError):
+                session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+                if session in leaders and (started := start_time(int(entry.name))):
+                    found.add(Descendant((int(entry.name), started)))
     return found
 
 
@@ -96,9 +108,16 @@ def _reap(processes: set[Descendant]) -> None:
 
 
 def shared_segments(processes: set[Descendant]) -> set[Path]:
-    """Shared memory of vLLM's own (message queues, collectives) that they have mapped: killed processes leave it behind."""
+    """Shared memory of vLLM (message queues, collectives) and MemCache that they have mapped: killed processes leave it behind."""
     found: set[Path] = set()
     for pid, _ in processes:
         with suppress(OSError):
             found.update(map(Path, _SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text())))
     return found
+
+
+def remove(segments: set[Path]) -> None:
+    """Those that are still there."""
+    for path in segments:
+        with suppress(OSError):
+            path.unlink()

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from kvpool.devices import device_of
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
+from kvpool.options.reach import check_reach
 
 Mode = Literal["mixed", "pd", "separated"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -85,10 +86,7 @@ def check(options: LaunchOptions) -> None:
     if options.backend == "local" and options.mode == "separated":
         reason = "has no process that owns the memory: it outlives engines by itself; accepted: mooncake, memcache, yuanrong"
         raise OptionError("--backend", "local", reason)
-    if options.backend in ("local", "memcache") and options.device != "cpu":
-        raise OptionError(
-            "--backend", options.backend, f"does not reach the memory of {options.device}; accepted: mooncake, yuanrong"
-        )
+    check_reach(options.backend, options.device, "--backend")
     if options.pool is not None and options.backend != "local":
         raise OptionError("--pool", options.pool, f"names a pool of the local store, but the store is {options.backend}")
     _check_ports(options)

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from kvpool.ops.launch.abandoned import PREFIX, SHARED_MEMORY, owned
 from kvpool.ops.launch.options import LaunchOptions
 from kvpool.ops.launch.plan import HERE, Place
 from kvpool.ops.services.ports import quiet_ports
 from kvpool.options.errors import OptionError
 from kvpool.options.probe import HOST, Probe
 
-PREFIX = "kvpool-up-"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -28,8 +28,9 @@ def own_place(options: LaunchOptions) -> Iterator[Place]:
     ports, devices = choose_ports(options), choose_devices(options)
     with ExitStack() as stack:
         folder = _folder(stack, None)
-        memory = Path("/dev/shm")
+        memory = SHARED_MEMORY
         shared = _folder(stack, str(memory)) if memory.is_dir() and os.access(memory, os.W_OK) else folder
+        stack.enter_context(owned(Path(shared)))
         secret = os.environ.get("KVPOOL_SECRET") or secrets.token_hex(16)
         yield Place(folder, shared, ports, secret, sys.executable, _cpus(), devices)
 

@@ -13,15 +13,15 @@ from types import TracebackType
 
 import kvpool
 from kvpool.ops.launch import descendants
+from kvpool.ops.launch.abandoned import GRACE_S, KILL_S, SERVICE, STOP_S, write_down
 from kvpool.ops.launch.plan import Place, Plan, Process
 from kvpool.ops.launch.signals import Signals
 from kvpool.ops.services import Running, Service, service
 from kvpool.ops.services.processes import alive, load, spawn, stop_all
 
 LOOK_S, PROGRESS_S, ANSWER_S = 0.25, 10.0, 2.0
-SERVICE_S, STOP_S, GRACE_S, KILL_S = 90.0, 20.0, 3.0, 5.0
+SERVICE_S = 90.0
 TAIL_LINES = 12
-SERVICE = "service"  # the folder of the pool's service
 WIN_OVER_FILES = (  # variables that would lead engines to another store than the launch's
     "MOONCAKE_CONFIG_PATH",
     "MOONCAKE_MASTER",
@@ -38,7 +38,7 @@ class Launch:
     shared memory that they leave. ``say`` gets progress, line by line."""
 
     def __init__(self, plan: Plan, place: Place, signals: Signals, say: Callable[[str], None], logs: Path | None = None) -> None:
-        self._plan, self._signals, self._teller = plan, signals, say
+        self._plan, self._place, self._signals, self._teller = plan, place, signals, say
         self._folder = Path(place.folder)
         self._logs = logs or self._folder
         self._service: Service | None = None
@@ -50,6 +50,7 @@ class Launch:
 
     def __enter__(self) -> Launch:
         self._others = self._adopting.__enter__()
+        self._write_down()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -122,9 +123,15 @@ class Launch:
         wanted = self._plan.service
         assert wanted is not None
         self._say(f"pool service {wanted.backend}: starting")
-        made = service(wanted.backend, dram_bytes=wanted.owner_dram, engine_dram_bytes=wanted.engine_dram)
+        made = service(
+            wanted.backend,
+            dram_bytes=wanted.owner_dram,
+            engine_dram_bytes=wanted.engine_dram,
+            sockets_in=self._place.shared,
+        )
         folder = self._folder / SERVICE
         made.stop(folder, STOP_S)
+        self._write_down()
         self._service = made  # before it starts: a signal may come between its start and the next line
         started = made.start(folder, deadline_s)  # ends what it has started when it is interrupted
         for name, address in started.addresses.items():
@@ -147,8 +154,13 @@ class Launch:
         with self._signals.held():
             running = spawn(process.name, process.command, self._logs, whole)
             self._running.append((process, running))
+            self._write_down()
         where = ", ".join(f"{flag} {port}" for flag, port in process.ports.items())
         self._say(f"{process.name}: starting ({where}; log: {running.log})")
+
+    def _write_down(self) -> None:
+        backend = self._plan.service.backend if self._plan.service is not None else ""
+        write_down(self._place.shared, self._place.folder, backend, [running for _, running in self._running])
 
     def _wait(self, waiting: list[tuple[Process, Running]], deadline_s: float, began: float) -> None:
         """``began``: when the time of ``deadline_s`` seconds did."""
@@ -190,9 +202,7 @@ class Launch:
                 killed += self._service.stop(self._folder / SERVICE, STOP_S)
         finally:
             late = descendants.end_all(self._others, GRACE_S, KILL_S)
-            for path in segments:
-                with suppress(OSError):
-                    path.unlink()
+            descendants.remove(segments)
         if killed or late:
             self._say(f"had to be killed: {', '.join(killed) or f'{late} processes that others had started'}")
         if left := descendants.descendants() - self._others:

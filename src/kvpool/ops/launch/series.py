@@ -7,6 +7,8 @@ from typing import Literal
 
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
+from kvpool.options.probe import Device
+from kvpool.options.reach import unreached
 
 SeriesName = Literal["a2", "a3", "a5", "cuda", "cpu"]
 LINKS: dict[str, tuple[str, ...]] = {"a2": ("roce",), "a3": ("hccs", "roce"), "a5": ("ub", "uboe"), "cuda": (), "cpu": ()}
@@ -24,6 +26,10 @@ class Series:
     @property
     def npu(self) -> bool:
         return self.name in ("a2", "a3", "a5")
+
+    @property
+    def device(self) -> Device:
+        return "npu" if self.npu else "cuda" if self.name == "cuda" else "cpu"
 
     @property
     def mooncake_protocol(self) -> str:
@@ -83,12 +89,10 @@ def series_backend(given: str | None, series: Series, separated: bool) -> Backen
 
 def _unfit(backend: BackendName, series: Series, separated: bool) -> str:
     """Why this store does not work there; "" where it does."""
-    if backend == "local" and series.name != "cpu":
-        return f"does not reach the memory of {series.name}"
+    if reason := unreached(backend, series.device):
+        return reason
     if backend == "local" and separated:
         return "has no process that owns the memory"
-    if backend == "memcache" and series.name == "cuda":
-        return "does not reach the memory of cuda"
     if backend == "mooncake" and separated and series.npu:
         return "has no owner that maps memory for NPUs"
     return ""

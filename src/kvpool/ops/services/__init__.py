@@ -20,10 +20,11 @@ def service(
     tenants: Mapping[str, str] | None = None,
     discovery: str = "metastore",
     host: str = LOOPBACK,
+    sockets_in: str | None = None,
 ) -> Service:
     """The service of a store, which gives ``dram_bytes`` to the pool and listens on ``host``; with 0 each engine rank gives
-    ``engine_dram_bytes`` (not with Yuanrong). ``tenants`` (name: quota) are Mooncake's, ``discovery`` is Yuanrong's. ValueError for
-    a name that is none, and for what another store has."""
+    ``engine_dram_bytes`` (not with Yuanrong). ``tenants`` (name: quota) are Mooncake's, ``discovery`` is Yuanrong's. Its unix
+    sockets lie in ``sockets_in`` (None: the temporary folder). ValueError for an unknown name, and for what another store has."""
     if backend not in BACKENDS:
         raise ValueError(f"there is no service for {backend!r} (accepted: {', '.join(BACKENDS)})")
     if tenants and backend != "mooncake":
@@ -41,7 +42,8 @@ def service(
     from kvpool.ops.services.yuanrong import Discovery, YuanrongService
 
     memory_mb = max(1, dram_bytes >> 20)
-    return YuanrongService(memory_mb=memory_mb, discovery=cast(Discovery, discovery), host=host)  # which checks the discovery
+    checked = cast(Discovery, discovery)  # by the service
+    return YuanrongService(memory_mb=memory_mb, discovery=checked, host=host, sockets_in=sockets_in)
 
 
 def default_folder(backend: str) -> Path:

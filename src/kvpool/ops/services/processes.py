@@ -99,8 +99,9 @@ def _signal(process: Running, number: int) -> None:
             os.killpg(process.pid, number)
 
 
-def save(started: Started) -> None:
-    path = Path(started.folder) / STATE
+def save(started: Started, folder: Path | None = None) -> None:
+    """Into its folder, or into another one, for ``load``."""
+    path = (folder or Path(started.folder)) / STATE
     aside = path.with_suffix(".new")
     aside.write_text(json.dumps(asdict(started), indent=2))
     aside.replace(path)

@@ -22,7 +22,7 @@ from kvpool.stores.yuanrong.messages import Settings
 
 Discovery = Literal["metastore", "etcd", "coordinator"]
 CONFIG = "yuanrong.json"
-SOCKETS = "kvpool-yr-"  # folders of unix sockets: their paths may have 80 characters, so they lie in the temporary folder
+SOCKETS = "kvpool-yr-"  # folders of unix sockets: their paths may have 80 characters, so they do not lie in the service's
 _HELP_S = 30.0
 
 
@@ -36,6 +36,7 @@ class YuanrongService(Service):
     request_timeout_ms: int = 1000
     worker_flags: dict[str, str] = field(default_factory=dict)
     host: str = LOOPBACK
+    sockets_in: str | None = None  # the temporary folder
     backend: str = "yuanrong"
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class YuanrongService(Service):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         end = time.monotonic() + deadline_s
         running: list[Running] = []
-        sockets = tempfile.mkdtemp(prefix=SOCKETS)
+        sockets = tempfile.mkdtemp(prefix=SOCKETS, dir=self.sockets_in)
         try:
             started = self._start(folder, sockets, end, running)
         except BaseException:

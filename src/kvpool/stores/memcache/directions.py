@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvpool.options.reach import check_reach
 from kvpool.stores.context import Device
 
 MEDIUM_DRAM = 1
@@ -21,8 +22,5 @@ NPU = Directions(put=0, get=1)
 
 def directions(device: Device) -> Directions:
     """For KV that lies on ``device``. ValueError for one whose memory the library cannot reach."""
-    if device == "cpu":
-        return HOST
-    if device == "npu":
-        return NPU
-    raise ValueError(f"the memcache backend cannot reach the memory of device {device!r} (accepted: cpu, npu)")
+    check_reach("memcache", device)
+    return HOST if device == "cpu" else NPU

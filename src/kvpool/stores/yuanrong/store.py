@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvpool.options.reach import check_reach
 from kvpool.options.scalars import split_address
 from kvpool.options.yuanrong_json import YuanrongOptions
 from kvpool.stores.base import (
@@ -69,8 +70,7 @@ class YuanrongStore(OpaqueStore):
     # life
 
     def _connect(self) -> None:
-        if self._context.device == "cuda":
-            raise ValueError("the yuanrong store cannot reach memory of device 'cuda' yet (accepted: cpu, npu)")
+        check_reach("yuanrong", self._context.device)
         library.require_installed()
         deadline_s = self._options.connect_timeout_ms / 1000 + _START_S
         self._lookup = self._link(_LOOKUP_S)

@@ -1,9 +1,11 @@
-"""Versions by series and feature: the deployment guides' table, and what the stores' libraries need."""
+"""Versions by series and feature: what each section of the deployment guides asks for, and what the stores' libraries need.
+
+The sections are those of the KV pool guide, 1 (everywhere) and 5.1 (a table by series, for Mooncake and MemCache), and of the
+layer-wise guide, 1 (a3: MemFabric and its driver)."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from kvpool.ops.doctor.facts.versions import Versions
 from kvpool.ops.doctor.finding import Check, Finding
@@ -19,16 +21,41 @@ VLLM = Check(AREA, "vllm", "vLLM 0.32 (newer is accepted)")
 VLLM_ASCEND = Check(AREA, "vllm-ascend", "vllm-ascend of the same minor version as vLLM", "series a2, a3, a5")
 GLIBC = Check(AREA, "glibc", "glibc 2.35 or newer, for Mooncake's wheel", "backend mooncake on series a2, a3, a5")
 STORE = Check(AREA, "store", "the store's package, new enough for what is switched on", "backend mooncake, memcache, yuanrong")
-MEMFABRIC = Check(AREA, "memfabric", "MemFabric, of at least 1.2 on a3", "backend memcache")
-CANN = Check(
-    AREA, "cann", "CANN: a2 8.5.0, a3 9.0.0, a5 9.1.0; 9.1.0 where store and PD traffic are separated", "series a2, a3, a5"
+MEMFABRIC = Check(
+    AREA,
+    "memfabric",
+    "MemFabric (KV pool guide, 3.2); of at least 1.2 on a3 for layer-wise prefill and remote D2H (layer-wise guide, 1)",
+    "backend memcache; remote D2H on series a2, a3, a5",
 )
-HDK = Check(AREA, "hdk", "HDK: a2 25.5, a3 26.0 (25.5 with Mooncake 0.3.11), a5 25.6 with Mooncake 0.3.11", "series a2, a3, a5")
-DRIVER = Check(AREA, "driver", "NPU driver 25.5.1 for MemFabric 1.2; an NVIDIA driver on cuda", "MemFabric on a3; series cuda")
-LINGQU = Check(AREA, "lingqu", "LingQu Computing Network 1.5 or newer, as told by --lingqu", "series a3")
+CANN = Check(
+    AREA,
+    "cann",
+    "CANN 8.5.0 (KV pool guide, 1); for Mooncake and MemCache a3 9.0.0, a5 9.1.0 (5.1); 9.1.0 where store and PD traffic are "
+    "separated (5.6)",
+    "series a2, a3, a5",
+)
+HDK = Check(
+    AREA,
+    "hdk",
+    "HDK: a2 25.5, a3 26.0 (25.5 for Mooncake from 0.3.11 on), a5 25.6, for Mooncake with 0.3.11 (KV pool guide, 5.1)",
+    "Mooncake or MemCache on series a2, a3, a5; on a3 not for layer-wise prefill and remote D2H: see driver",
+)
+DRIVER = Check(
+    AREA,
+    "driver",
+    "NPU driver 25.5.1, which MemFabric 1.2 needs (layer-wise guide, 1); an NVIDIA driver on cuda",
+    "layer-wise prefill with memcache and remote D2H on series a3; series cuda",
+)
+LINGQU = Check(
+    AREA,
+    "lingqu",
+    "LingQu Computing Network 1.5 or newer (KV pool guide, 5.1), as told by --lingqu",
+    "Mooncake or MemCache on series a3",
+)
 CHECKS = (PYTHON, VLLM, VLLM_ASCEND, GLIBC, STORE, MEMFABRIC, CANN, HDK, DRIVER, LINGQU)
 
-CANN_LOWEST = {"a2": "8.5.0", "a3": "9.0.0", "a5": "9.1.0"}
+CANN_LOWEST = "8.5.0"
+CANN_BY_SERIES = {"a3": "9.0.0", "a5": "9.1.0"}
 SEPARATED_LOWEST = "9.1.0"
 LOOK = "read it on the host: cat /usr/local/Ascend/driver/version.info (for a container mount that folder)"
 _STORE_FIELD = "store.comm_resource_config.protocol_desc"
@@ -57,7 +84,7 @@ def judge_versions(facts: Versions, need: Need) -> list[Finding]:
     found += _store(facts, need)
     if need.backend == "mooncake" and need.npu:
         found.append(_lowest(GLIBC, facts.glibc, "2.35", "run a newer system or image: the wheel does not install on this one"))
-    if need.backend == "memcache":
+    if need.backend == "memcache" or (need.npu and need.memfabric):
         found.append(_memfabric(facts, need))
     if need.series == "cuda":
         fix = "install the NVIDIA driver, or start the container with --gpus all"
@@ -119,35 +146,43 @@ def _store(facts: Versions, need: Need) -> list[Finding]:
         name = wanted.partition(" ")[0]
         if not version:
             return [STORE.failure(f"{name} is not installed", wanted, f"pip install {wanted.replace(' and', '')}")]
-    layerwise = need.options is not None and need.options.use_layerwise
     try:
-        check_version(need.backend, version, need.conf, ranged=layerwise, device=need.device)
+        check_version(need.backend, version, need.conf, ranged=need.layerwise, device=need.device)
     except OptionError as error:
         return [STORE.failure(f"{name} {version}", error.reason, f"pip install --upgrade {wanted.replace(' and', '')}")]
     return [STORE.ok(f"{name} {version}", wanted)]
 
 
 def _memfabric(facts: Versions, need: Need) -> Finding:
-    fix = "pip install --upgrade memfabric-hybrid, before memcache-hybrid"
-    if need.series == "a3" and facts.memfabric is not None:
+    fix = "pip install --upgrade memfabric-hybrid" + (", before memcache-hybrid" if need.backend == "memcache" else "")
+    if need.series == "a3" and need.of_layerwise_guide and facts.memfabric is not None:
         return _lowest(MEMFABRIC, facts.memfabric, "1.2", fix)
     return _present(MEMFABRIC, facts.memfabric, "memfabric-hybrid", fix)
 
 
 def _ascend(facts: Versions, need: Need) -> list[Finding]:
-    cann = CANN_LOWEST[need.series]
-    if _separated(need):
-        cann = max(cann, SEPARATED_LOWEST, key=lambda version: parsed(version) or ((), False, 0))
-    found = [
-        _vllm_ascend(facts),
-        _cann(facts, cann),
-        _hdk(facts, need),
-    ]
-    if need.series == "a3":
-        if need.backend == "memcache":
-            found.append(_lowest(DRIVER, facts.npu_driver, "25.5.1", "update the NPU driver: MemFabric 1.2 needs it", look=LOOK))
+    found = [_vllm_ascend(facts), _cann(facts, _cann_lowest(need))]
+    if need.series == "a3" and need.of_layerwise_guide:
+        found.append(_lowest(DRIVER, facts.npu_driver, "25.5.1", "update the NPU driver: MemFabric 1.2 needs it", look=LOOK))
+    elif _in_table(need):
+        found.append(_hdk(facts, need))
+    if need.series == "a3" and _in_table(need):
         found.append(_lowest(LINGQU, need.lingqu, "1.5", "ask who runs the network for its version, and give it with --lingqu"))
     return found
+
+
+def _in_table(need: Need) -> bool:
+    """Whether the table of section 5.1 of the KV pool guide is about it: it is headed "both Mooncake and Memcache backends"."""
+    return need.mooncake or need.backend == "memcache"
+
+
+def _cann_lowest(need: Need) -> str:
+    asked = [CANN_LOWEST]
+    if _in_table(need) and need.series in CANN_BY_SERIES:
+        asked.append(CANN_BY_SERIES[need.series])
+    if _separated(need):
+        asked.append(SEPARATED_LOWEST)
+    return max(asked, key=lambda version: parsed(version) or ((), False, 0))
 
 
 def _cann(facts: Versions, lowest: str) -> Finding:
@@ -175,27 +210,22 @@ def _vllm_ascend(facts: Versions) -> Finding:
     return VLLM_ASCEND.ok(facts.vllm_ascend, needed)
 
 
-class Hdk(NamedTuple):
-    """``plain`` suffices alone; ``paired`` with Mooncake 0.3.11 or newer."""
-
-    plain: str | None
-    paired: str | None
-
-
-_HDK = {"a3": Hdk("26.0", "25.5"), "a5": Hdk(None, "25.6")}
-
-
 def _hdk(facts: Versions, need: Need) -> Finding:
-    """The driver has the number of the HDK that it came in."""
+    """The driver has the number of the HDK that it came in.
+
+    The table lets Mooncake from 0.3.11 on do with 25.5 on a3, and asks for it on a5. MemCache is not Mooncake: on a3 it needs what
+    suffices alone, whatever version of Mooncake is beside it."""
+    fix = "update driver and firmware (npu-smi info shows what runs)"
     if need.series == "a2":
-        fix = "update driver and firmware: 25.5 is recommended on A2"
-        return _lowest(HDK, facts.npu_driver, "25.5", fix, look=LOOK, recommended=True)
-    wants = _HDK[need.series]
+        return _lowest(HDK, facts.npu_driver, "25.5", f"{fix}: 25.5 is recommended on A2", look=LOOK, recommended=True)
     mooncake = next((version for _, version in facts.mooncake), None)
-    paired = need.backend != "mooncake" or at_least(mooncake, "0.3.11") is True
-    lowest = wants.paired if paired or wants.plain is None else wants.plain
-    fix = f"update driver and firmware (npu-smi info shows what runs){'' if paired else ', and Mooncake to 0.3.11 or newer'}"
-    finding = _lowest(HDK, facts.npu_driver, lowest or "", fix, look=LOOK)
-    if wants.plain is None and not paired:
-        return HDK.failure(f"{facts.npu_driver or 'unknown'} with Mooncake {mooncake}", f">= {lowest} with Mooncake >= 0.3.11", fix)
-    return finding
+    paired = at_least(mooncake, "0.3.11") is True
+    newer = f"{fix}, and Mooncake to 0.3.11 or newer"
+    if need.series == "a5":
+        if need.mooncake and not paired:
+            found = f"{facts.npu_driver or 'unknown'} with Mooncake {mooncake}"
+            return HDK.failure(found, ">= 25.6 with Mooncake >= 0.3.11", newer)
+        return _lowest(HDK, facts.npu_driver, "25.6", fix, look=LOOK)
+    if need.backend == "memcache":
+        return _lowest(HDK, facts.npu_driver, "26.0", fix, look=LOOK)
+    return _lowest(HDK, facts.npu_driver, "25.5" if paired else "26.0", fix if paired else newer, look=LOOK)

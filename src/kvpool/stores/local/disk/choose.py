@@ -41,7 +41,7 @@ def occupied(pool: Pool) -> Occupied:
 
 class Vacant:
     """Slots whose stamps say that they hold something, and that do not: not yet, when they are being published (the stamp comes
-    before the commit), or no more. They are looked at again after a second."""
+    before the commit), or no more. They are looked at again in a moment."""
 
     def __init__(self, seconds: float = 0.1) -> None:
         self._seconds = seconds
