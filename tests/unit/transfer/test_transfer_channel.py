@@ -12,6 +12,7 @@ import zmq
 
 from kvpool.core.signing import sign
 from kvpool.ops.services.ports import free_port
+from kvpool.options import OptionError
 from kvpool.transfer import channel
 from kvpool.transfer import secret as secrets_module
 from kvpool.transfer.channel import _MAGIC, Caller, ChannelError, Responder
