@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.engine.runner import Engine, EngineSpec
 
 SHARED_MEMORY = Path("/dev/shm")
 
-settings.register_profile("kvpool", deadline=None, print_blob=True)  # no deadline: test machines are small and shared
+# Test machines are small and shared: no deadline, and data may be made slowly.
+settings.register_profile("kvpool", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("kvpool")
 
 ENGINE_TESTS = Path(__file__).with_name("engine")

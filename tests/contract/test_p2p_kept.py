@@ -73,7 +73,7 @@ def test_a_copy_that_fails_unforeseen_is_reported(pair, monkeypatch, why):
 
 
 def test_a_copy_that_is_never_reported_is_waited_for_until_its_time_is_up(pair, monkeypatch):
-    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "3")
     both = pair("local_host")
     worker = both.prefill.workers[0]
     take = worker.take_report

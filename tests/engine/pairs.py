@@ -61,7 +61,12 @@ class PairSpec:
         }
         if self.beside is None:
             return {**pull, "kv_port": self.port, "kv_load_failure_policy": self.policy}
-        local = {"local_pool_root": str(self.root), "local_pool_name": "pool", "local_dram_size": "256MB"}
+        local = {
+            "local_pool_root": str(self.root),
+            "local_pool_name": "pool",
+            "local_dram_size": "256MB",
+            "lookup_timeout_ms": 20_000,  # a busy machine is no reason for a miss
+        }
         pool = {
             "kv_connector": "AscendStoreConnector",
             "kv_role": role,

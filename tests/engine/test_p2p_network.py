@@ -72,7 +72,7 @@ def test_a_link_that_is_cut(policy: str, pool_root: Path, start_engine: StartEng
         unreached = offer(prefill, prompts[2])
         began = time.monotonic()
         assert_by_policy(ask(decode, prompts[2], unreached), policy, expected[2])
-        assert time.monotonic() - began < 30, "an engine that cannot be reached is noticed by its silence"
+        assert time.monotonic() - began < 60, "an engine that cannot be reached is noticed by its silence"
         assert metric(decode.metrics(), "kvpool:pulls_total", reason="failed") == 2
         time.sleep(HOLD_S)
         assert holds_nothing(prefill), "what nobody could fetch is let go when its time is up"

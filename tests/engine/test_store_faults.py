@@ -50,7 +50,9 @@ def ask(engine: Engine, prompts: list[list[int]], **more: Any) -> tuple[list[lis
 def test_a_store_that_stops_or_is_cut_off_changes_no_answer(backend: str, tmp_path: Path, start_engine: StartEngine) -> None:
     with other_hosts(1) as (host,), far_store(backend, tmp_path / "service", host) as live:
         cell = Cell("qwen3", load_async=True, prefix_caching=True)
-        engine = start_engine(live.spec(cell_spec(cell, tmp_path, negative_cache_ms=1, breaker_cooldown_ms=500)))
+        engine = start_engine(
+            live.spec(cell_spec(cell, tmp_path, negative_cache_ms=1, breaker_cooldown_ms=500, lookup_timeout_ms=1000))
+        )
         prompts = [tokens((1, HIT), (seed, 60)) for seed in (2, 3)]
         expected, cached = ask(engine, prompts, cache_salt="alone")
         until_hits(engine, prompts, expected)

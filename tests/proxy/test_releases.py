@@ -19,7 +19,6 @@ from kvpool.transfer.channel import Responder
 from kvpool.transfer.ledger import Ledger
 from kvpool.transfer.messages import Reply, Request
 from kvpool.transfer.offer import Offer
-from kvpool.transfer.release import ANSWER_S
 from kvpool.transfer.secret import Secret
 from kvpool.transfer.service import TransferService
 from tests.proxy.fakes import Engine
@@ -41,6 +40,7 @@ class Keeper:
         self.asked = 0
         self.responder = Responder("127.0.0.1", self.port, secret, self._reply)
         self.stuck: str | None = None  # before it has "offered", or after
+        self.goes_on = asyncio.Event()
         self.opened: list[bool] = []
         engine.answer = self.answer
 
@@ -58,7 +58,7 @@ class Keeper:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:  # a step of the engine goes on although the client has gone
-                await asyncio.sleep(1.5)
+                await self.goes_on.wait()
         self.opened.append(self.ledger.open(transfer_id, "prompt", ((1,),), staged=False))
         if self.stuck == "after":
             await asyncio.sleep(60)
@@ -87,7 +87,7 @@ async def keeping(*flags: str, secret: str = SECRET, decode: int = 1) -> AsyncIt
 
 async def is_let_go(keeper: Keeper, running: Running, times: int = 1) -> None:
     """Soon, long before its time is up, and so often."""
-    await until(lambda: not len(keeper.ledger), 5)
+    await until(lambda: not len(keeper.ledger))
     news = keeper.ledger.take_closed()
     assert [closed.reason for closed in news] == ["its decode request has ended"] * times
     await running.is_idle()
@@ -149,7 +149,7 @@ def test_every_try_frees_prefill() -> None:
 
             ds[0].answer = ds[1].answer = breaks
             assert (await running.complete()).status == 200
-            await until(lambda: not len(keeper.ledger), 5)
+            await until(lambda: not len(keeper.ledger))
             assert sorted(closed.reason for closed in keeper.ledger.take_closed()) == ["", "its decode request has ended"]
 
     run(scenario())
@@ -183,7 +183,7 @@ def test_decode_that_dies_frees_prefill() -> None:
             await until(lambda: len(ds[0].seen) == 1)
             await ds[0].stop()
             assert (await asked).status in (502, 503)
-            await until(lambda: not len(keeper.ledger), 5)
+            await until(lambda: not len(keeper.ledger))
 
     run(scenario())
 
@@ -210,6 +210,7 @@ def test_a_client_that_leaves_as_prefill_computes_frees_prefill(stuck) -> None:
             with suppress(asyncio.CancelledError):
                 await asked
             await until(lambda: _told(running, 1))
+            keeper.goes_on.set()
             await until(lambda: len(keeper.opened) == 2)
             assert not len(keeper.ledger), "prefill keeps what nobody will fetch"
             assert keeper.opened[1] is (stuck == "after")
@@ -235,7 +236,9 @@ def test_offers_of_another_secret_are_passed_on_and_not_touched() -> None:
     run(scenario())
 
 
-def test_a_prefill_engine_that_is_dead_delays_neither_clients_nor_the_end() -> None:
+def test_a_prefill_engine_that_is_dead_delays_neither_clients_nor_the_end(monkeypatch) -> None:
+    monkeypatch.setattr(release, "ANSWER_S", 60.0)
+
     async def scenario() -> None:
         async with keeping() as (keeper, ds, running):
 
@@ -247,8 +250,8 @@ def test_a_prefill_engine_that_is_dead_delays_neither_clients_nor_the_end() -> N
             began = time.monotonic()
             answers = await asyncio.gather(*(running.complete() for _ in range(20)))
             assert {answer.status for answer in answers} == {400}
-            assert time.monotonic() - began < 2 * ANSWER_S, "clients wait for a prefill engine to be told"
-        assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 20, "clients wait for a prefill engine to be told"
+        assert time.monotonic() - began < 40
 
     run(scenario())
 
