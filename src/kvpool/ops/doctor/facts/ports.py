@@ -20,7 +20,8 @@ Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One endpoint. ``good``: it answered, or its port is free; None where nobody could tell. ``here``: it is of this host."""
+    """One endpoint. ``good``: it answered, its port is free, or it is the own address that it should be; None where nobody could
+    tell. ``here``: it is of this host."""
 
     endpoint: Endpoint
     good: bool | None
