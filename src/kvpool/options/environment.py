@@ -54,9 +54,9 @@ VARIABLES = (
     Variable(
         "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES",
         "Mooncake",
-        "What is gathered before it goes to the disk; kvpool sets 32 MiB where it is unset: 256 MiB would keep small pools off it.",
+        "Bytes, digits only, that are gathered before they go to the disk; where unset, an eighth of the segment, 4 to 256 MiB.",
     ),
-    Variable("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "Mooncake", "How often the disk tier reports; 1 where unset."),
+    Variable("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "Mooncake", "Seconds between reports of the disk tier; 1 where unset."),
     Variable("KVPOOL_MOONCAKE_CLIENT_TTL", "kvpool", "The master's client_ttl in seconds; a client with a disk tier waits for it."),
     Variable("MC_RPC_TIMEOUT_MS", "Mooncake", "Longest call to the master; kvpool sets 4000 where it is unset."),
     Variable("MC_RPC_CONNECT_TIMEOUT_MS", "Mooncake", "Longest connect to the master; kvpool sets 2000 where it is unset."),

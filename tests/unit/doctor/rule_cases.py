@@ -272,6 +272,7 @@ def of_lease_and_measure() -> list[Case]:
     ttl, fast = "default_kv_lease_ttl", Measured(5.0, 5.0)
     served = replace(good.CPU_MOONCAKE, leases=((ttl, 40_000),), env={"ASCEND_TRANSFER_TIMEOUT": "10000"})
     slow, odd = {"ASCEND_TRANSFER_TIMEOUT": "45000"}, {"ASCEND_TRANSFER_TIMEOUT": "9s"}
+    unset = replace(good.A2, leases=((ttl, 40_000),))
     return [
         lease_of(lease.CONFIGURED, FAILURE, "larger than ASCEND_TRANSFER_TIMEOUT=45000", f"raise {ttl}", served, None, env=slow),
         lease_of(lease.CONFIGURED, WARNING, "load_timeout_ms=30000", "above 30000 ms", served, None, leases=((ttl, 11_000),)),
@@ -281,6 +282,16 @@ def of_lease_and_measure() -> list[Case]:
         lease_of(lease.MEASURED, WARNING, "load_timeout_ms", "--default_kv_lease_ttl", served, replace(fast, lease_s=20.0)),
         lease_of(lease.MEASURED, UNKNOWN, "not known in time", "--service", served, fast),
         lease_of(lease.TIMEOUTS, FAILURE, "ASCEND_TRANSFER_TIMEOUT", "<milliseconds>", served, None, env=odd),
+        lease_of(lease.TIMEOUTS, FAILURE, "HCCL_RDMA_TIMEOUT", "<number>", unset, None, env={"HCCL_RDMA_TIMEOUT": "long"}),
+        lease_of(
+            lease.CONFIGURED,
+            WARNING,
+            "33064 ms while ASCEND_TRANSFER_TIMEOUT is not set",
+            f"raise {ttl} above 33064 ms",
+            unset,
+            None,
+            leases=((ttl, 31_000),),
+        ),
         speed(
             FAILURE, "does not open", "start the store's", Measured(error="the store does not open: no master"), good.CPU_MOONCAKE
         ),
