@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvpool.options.addresses import is_loopback
+from kvpool.options.secret import shared_secret
 from kvpool.stores.local.pool_dir import default_root, open_dir
 
-VARIABLE = "KVPOOL_SECRET"
 _FILE = ".transfer-secret"
 _BYTES = 32
 
@@ -23,23 +23,13 @@ class Secret:
     kind: str
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this host reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def find_secret(env: Mapping[str, str], host: str) -> Secret:
     """KVPOOL_SECRET; else on loopback the secret of this user on this host, made on first use; else none.
 
-    OSError where the host's secret cannot be kept: its folder must belong to this user alone.
+    OptionError where it is too short, OSError where the host's secret cannot be kept: its folder must belong to this user alone.
     """
-    if text := env.get(VARIABLE):
-        return Secret(text.encode(), "shared")
+    if (value := shared_secret(env)) is not None:
+        return Secret(value, "shared")
     return Secret(_host_secret(), "host") if is_loopback(host) else Secret(b"", "none")
 
 

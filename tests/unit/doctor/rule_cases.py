@@ -216,6 +216,13 @@ def of_ports() -> list[Case]:
     refused, silent = "Connection refused", "no answer within 2 s"
     shared = replace(good.LOCAL, backend="mooncake", hosts=2)
     near = tried(Endpoint("mooncake_master", "127.0.0.1:50088"), True, "0.1 ms", True)
+    here = replace(good.PORTS, prefill=Tried(Endpoint("transfer_host", "10.0.0.1"), True, "10.0.0.1 is of this host", True))
+
+    def transfer_host(level, found, outcome, text):
+        wrong = replace(here, prefill=Tried(Endpoint("transfer_host", "10.0.0.1"), outcome, text))
+        right, fix = ports.judge_ports(here, good.LOCAL), "one of `ip -br address` that decode reaches"
+        return Case(p.TRANSFER_HOST, level, found, fix, ports.judge_ports(wrong, good.LOCAL), right)
+
     return [
         of(p.FREE, FAILURE, "Address already in use", "ss -ltnp", good.LOCAL, free=tried(port, False, "Address already in use")),
         of(p.FREE, UNKNOWN, "port 20001", "ss -ltn", good.LOCAL, free=tried(port, None, "?")),
@@ -223,6 +230,8 @@ def of_ports() -> list[Case]:
         of(p.SERVICE, FAILURE, silent, "firewalls", good.A2, services=tried(master, False, silent)),
         of(p.PEER, FAILURE, silent, "nc -vz", good.LOCAL, peers=tried(Endpoint("peer", "h:1"), False, silent)),
         of(p.ADDRESS, FAILURE, "only this host reaches", "ip -br address", shared, services=near),
+        transfer_host(FAILURE, "10.0.0.1 (transfer_host): 10.0.0.1 is not of this host", False, "10.0.0.1 is not of this host"),
+        transfer_host(UNKNOWN, "cannot be told", None, "whether it is of this host cannot be told"),
     ]
 
 
