@@ -1,5 +1,8 @@
 """`kvpool store start|stop|status|conformance`: mistakes are one line and exit status 2, before anything starts."""
 
+import os
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -37,6 +40,14 @@ def told(*arguments):
 )
 def test_mistakes(arguments, line):
     assert told(*arguments) == (2, line)
+
+
+@pytest.mark.parametrize("name", ["posix_fallocate", "memfd_create"])
+def test_the_local_store_says_in_one_line_that_it_needs_linux(name, monkeypatch):
+    monkeypatch.delattr(os, name)
+    code, output = told("conformance", "local")
+    assert code == 2
+    assert re.fullmatch(r"error: the local store needs Linux \(this is \w+\)", output)
 
 
 @pytest.mark.parametrize("backend", ["mooncake", "memcache", "yuanrong"])
