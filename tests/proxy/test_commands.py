@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from kvpool.cli import app
 from kvpool.ops.services.ports import free_port
+from kvpool.options import OptionError
+from kvpool.proxy.flags import read_flags
 from tests.proxy.harness import Running, clean_environment, engines, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +178,12 @@ def test_what_must_not_start_says_so_in_one_line(flags, line, capfd) -> None:
     error = capfd.readouterr().err
     assert status == 2
     assert re.fullmatch(rf"error: .*{line}.*\n", error)
+
+
+def test_the_proxy_takes_no_secret_that_the_engines_refuse() -> None:
+    with pytest.raises(OptionError, match='^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
+        read_flags("proxy", BASE.split(), {"KVPOOL_SECRET": "short"})
+    assert read_flags("proxy", BASE.split(), {"KVPOOL_SECRET": "s" * 16}).secret == b"s" * 16
 
 
 def test_a_port_that_is_taken_is_named_with_its_flag(tmp_path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from kvpool.core.signing import sign, verify
 
-SECRET_VARIABLE = "KVPOOL_SECRET"  # the same on all engines and proxies
 ISSUED_AT, SIGNATURE = "issued_at", "signature"
 MAX_AGE_S = 600.0
 

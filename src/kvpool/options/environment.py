@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from kvpool.options.errors import OptionError
 from kvpool.options.jsonfile import JsonError, read_json
+from kvpool.options.secret import MIN_CHARACTERS
+from kvpool.options.secret import VARIABLE as SECRET
 
 RESOURCE_CONFIG = "ASCEND_GLOBAL_RESOURCE_CONFIG"
 QOS_FIELD = "store.comm_resource_config.qos"
@@ -31,9 +33,10 @@ VARIABLES = (
         "Seed of the block hashes. The same, or unset, on all instances that share a pool; a must for the xxhash algorithms.",
     ),
     Variable(
-        "KVPOOL_SECRET",
+        SECRET,
         "kvpool",
-        "Shared secret of prefill, decode and proxy: what they tell each other is signed with it. Set it off loopback.",
+        f"Shared secret of prefill, decode and proxy, of at least {MIN_CHARACTERS} characters: what they tell each other is signed "
+        "with it. Set it off loopback.",
     ),
     Variable("KVPOOL_ADMIN_TOKEN", "kvpool", "Token of the proxy's administration; without it that is open on loopback only."),
     Variable("MOONCAKE_CONFIG_PATH", "kvpool", "Path of mooncake.json. Chooses the mooncake backend where none is set."),

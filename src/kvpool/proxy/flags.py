@@ -8,14 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from kvpool.core.signed_fields import SECRET_VARIABLE
 from kvpool.options.errors import OptionError
+from kvpool.options.secret import VARIABLE as SECRET_VARIABLE
+from kvpool.options.secret import read_secret
 from kvpool.proxy.addresses import is_loopback, is_wildcard, pair, read_host
 from kvpool.proxy.options import DECODE_FIRST, MODES, PREFILL_FIRST, Deadlines, Limits, ProxyOptions
 
 ADMIN_TOKEN = "KVPOOL_ADMIN_TOKEN"
 API_KEY = "OPENAI_API_KEY"
-MIN_SECRET = 16
 _LIMITS, _DEADLINES = Limits(), Deadlines()
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -135,7 +135,7 @@ def read_flags(prog: str, given: Sequence[str], env: Mapping[str, str], mode: st
         affinity=parsed.prefix_affinity,
         log_level=parsed.log_level,
         require_auth=parsed.require_auth,
-        secret=_secret(env),
+        secret=read_secret(env),
         admin_token=env.get(ADMIN_TOKEN) or None,
         api_key=env.get(API_KEY) or None,
     )
@@ -169,13 +169,6 @@ def warnings(options: ProxyOptions) -> list[str]:
     if not options.admin_open and options.admin_token is None:
         lines.append(f"/instances and /reset_prefix_cache are closed: {options.host} is not loopback and {ADMIN_TOKEN} is not set")
     return lines
-
-
-def _secret(env: Mapping[str, str]) -> bytes | None:
-    text = env.get(SECRET_VARIABLE, "")
-    if text and len(text) < MIN_SECRET:
-        raise OptionError(SECRET_VARIABLE, f"{len(text)} characters", f"accepted: at least {MIN_SECRET} characters")
-    return text.encode() or None
 
 
 def _number(kind: type[int] | type[float], text: str, low: float, high: float, words: str) -> float:

@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvpool.options.secret import VARIABLE, read_secret
 from kvpool.stores.local.pool_dir import default_root, open_dir
 
-VARIABLE = "KVPOOL_SECRET"
 _FILE = ".transfer-secret"
 _BYTES = 32
 
@@ -36,10 +36,11 @@ def is_loopback(host: str) -> bool:
 def find_secret(env: Mapping[str, str], host: str) -> Secret:
     """KVPOOL_SECRET; else on loopback the secret of this user on this host, made on first use; else none.
 
-    OSError where the host's secret cannot be kept: its folder must belong to this user alone.
+    OptionError where KVPOOL_SECRET is too short; OSError where the host's secret cannot be kept: its folder must belong to this
+    user alone.
     """
-    if text := env.get(VARIABLE):
-        return Secret(text.encode(), "shared")
+    if (shared := read_secret(env)) is not None:
+        return Secret(shared, "shared")
     return Secret(_host_secret(), "host") if is_loopback(host) else Secret(b"", "none")
 
 
@@ -78,3 +79,6 @@ def _make(folder: int) -> None:
             return
     finally:
         os.unlink(scratch, dir_fd=folder)
+
+
+__all__ = ["VARIABLE", "Secret", "find_secret", "is_loopback"]

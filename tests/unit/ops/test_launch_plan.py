@@ -162,6 +162,13 @@ def test_folders_files_and_names_of_hubs_are_models(tmp_path):
         check(replace(options(), model=model))
 
 
+def test_a_secret_that_the_engines_would_refuse_is_refused_before_they_start(monkeypatch):
+    monkeypatch.setenv("KVPOOL_SECRET", "short")
+    with pytest.raises(OptionError, match='^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
+        check(options())
+    check(options("mixed"))  # where nobody uses it
+
+
 def test_a_launch_is_shown_where_the_system_does_not_tell_its_cpus(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)

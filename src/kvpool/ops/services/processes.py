@@ -122,13 +122,17 @@ def refuse_running(folder: Path) -> None:
         raise ValueError(f"{folder} holds a {before.backend} service that runs: stop it first")
 
 
-def load(folder: Path) -> Started | None:
-    """What was started in this folder; None where nothing was. OSError where the record is damaged."""
+def load(folder: Path, backend: str | None = None) -> Started | None:
+    """What was started in this folder; None where nothing was. OSError where the record is damaged, ValueError where it is not of
+    ``backend``."""
     try:
         raw = json.loads((folder / STATE).read_text())
         processes = [Running(**process) for process in raw.pop("processes")]
-        return Started(processes=processes, **raw)
+        started = Started(processes=processes, **raw)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
         raise OSError(f"{folder / STATE} is damaged: {error}") from None
+    if backend not in (None, started.backend):
+        raise ValueError(f"{folder} holds a service of {started.backend}, not of {backend}")
+    return started

@@ -118,7 +118,7 @@ class YuanrongService(Service):
         return {"coordinator_address": address}
 
     def stop(self, folder: Path, deadline_s: float) -> list[str]:
-        started = processes.load(folder)
+        started = processes.load(folder, self.backend)
         if started is None:
             return []
         killed = processes.stop_all(started.processes, deadline_s)
@@ -129,7 +129,7 @@ class YuanrongService(Service):
         return killed
 
     def status(self, folder: Path) -> dict[str, str]:
-        started = processes.load(folder)
+        started = processes.load(folder, self.backend)
         if started is None:
             return {}
         states = {}
