@@ -4,9 +4,12 @@ import json
 import os
 import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from kvpool.cli import app
 from kvpool.ops.launch.options import LaunchOptions, check, default_backend
 from kvpool.ops.launch.place import choose_devices, choose_ports, shown_place
 from kvpool.ops.launch.plan import Place, make_plan, plain_plan
@@ -173,6 +176,12 @@ def test_a_launch_is_shown_where_the_system_does_not_tell_its_cpus(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert shown_place(options()).cpus == (0, 1, 2)
+
+
+def test_a_launch_elsewhere_than_on_linux_is_one_line(monkeypatch):
+    monkeypatch.setattr("kvpool.ops.launch.descendants.ctypes", SimpleNamespace(CDLL=lambda *given, **more: object()))
+    result = CliRunner().invoke(app, ["up", "mixed", "--model", "m", "--device", "cpu"])
+    assert (result.exit_code, result.output) == (1, "error: processes are started, and ended again, on Linux only\n")
 
 
 def test_the_usual_store():
