@@ -181,7 +181,7 @@ def test_what_must_not_start_says_so_in_one_line(flags, line, capfd) -> None:
 
 
 def test_the_proxy_takes_no_secret_that_the_engines_refuse() -> None:
-    with pytest.raises(OptionError, match='^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
+    with pytest.raises(OptionError, match=r'^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
         read_flags("proxy", BASE.split(), {"KVPOOL_SECRET": "short"})
     assert read_flags("proxy", BASE.split(), {"KVPOOL_SECRET": "s" * 16}).secret == b"s" * 16
 

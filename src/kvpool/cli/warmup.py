@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-
 INSTEAD = {"requests": ("devices",), "prompts": ("requests", "tokens", "devices")}
 """Options, and those that have no effect beside them."""
 

@@ -21,7 +21,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for what is wrong, with the nearest flag for an unknown one; that comes first, since it may stand for a required one."""
+    """One line for what is wrong, with the nearest flag for an unknown one; that comes first: it may stand for a required one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - as argparse's own
         given: list[str] = sys.argv[1:] if args is None else list(args)

@@ -167,7 +167,7 @@ def test_folders_files_and_names_of_hubs_are_models(tmp_path):
 
 def test_a_secret_that_the_engines_would_refuse_is_refused_before_they_start(monkeypatch):
     monkeypatch.setenv("KVPOOL_SECRET", "short")
-    with pytest.raises(OptionError, match='^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
+    with pytest.raises(OptionError, match=r'^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
         check(options())
     check(options("mixed"))  # where nobody uses it
 

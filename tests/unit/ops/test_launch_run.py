@@ -119,7 +119,7 @@ def test_a_log_is_named_at_the_end_only_where_it_will_still_be_there(stays, tmp_
     with Started(folder, failing("raise SystemExit('no')"), logs=logs if stays else None) as started:
         with pytest.raises(OSError, match=r"(?s)^b ended before it was ready") as ended:
             started.launch.start(60)
-        with pytest.raises(OSError, match="^b ended"):
+        with pytest.raises(OSError, match=r"^b ended"):
             started.launch.watch()
     assert (str(logs / "b.log") in str(ended.value)) is stays
     assert str(folder) not in str(ended.value)
@@ -131,7 +131,7 @@ def test_a_service_that_does_not_come_up_shows_its_last_lines_and_no_log_that_is
         wait_until(lambda: False, [ended], 60)
 
     sleeper.interrupt = dies
-    with Started(tmp_path, server(), service=POOL) as started, pytest.raises(OSError, match="^owner ended: last") as ended:
+    with Started(tmp_path, server(), service=POOL) as started, pytest.raises(OSError, match=r"^owner ended: last") as ended:
         started.launch.start(60)
     assert str(ended.value).endswith("first\nlast")
     assert str(tmp_path) not in str(ended.value)

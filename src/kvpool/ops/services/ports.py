@@ -48,8 +48,9 @@ def check_host(host: str) -> None:
         with socket.socket() as probe:
             probe.bind((host, 0))
     except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         accepted = f"accepted: {LOOPBACK}, or another IPv4 address of this host"
-        raise OptionError("--host", host, f"cannot be listened on ({getattr(error, 'strerror', None) or error}); {accepted}") from None
+        raise OptionError("--host", host, f"cannot be listened on ({why}); {accepted}") from None
 
 
 def free_port(host: str = LOOPBACK) -> int:
