@@ -55,7 +55,13 @@ def rows(figures: dict[str, Value]) -> str:
             shown.append("not measured" if value is None else f"{value:.4g}{unit and ' ' + unit}{missed}")
         lines.append(f"| {words} | {', '.join(shown)} |")
     where = f"{figures.get('machine_cpu')}, {figures.get('machine_cores')} cores, {figures.get('date')}, {figures.get('commit')}"
-    return "\n".join([*lines, "", f"On {where}."])
+    others = [f"{name.removesuffix('_commit')} at {value}" for name, value in figures.items() if _of_another(name, figures)]
+    return "\n".join([*lines, "", f"On {where}{''.join(f'; {other}' for other in others)}."])
+
+
+def _of_another(name: str, figures: dict[str, Value]) -> bool:
+    """Is this the commit of a part that was measured at another one than the last?"""
+    return name.endswith("_commit") and figures[name] != figures.get("commit")
 
 
 def block(figures: dict[str, Value], text: str) -> str:

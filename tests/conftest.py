@@ -7,17 +7,19 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.engine.runner import Engine, EngineSpec
 
 SHARED_MEMORY = Path("/dev/shm")
 
-settings.register_profile("kvpool", deadline=None, print_blob=True)  # no deadline: test machines are small and shared
+# Test machines are small and shared: no deadline, and data may be made slowly.
+settings.register_profile("kvpool", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("kvpool")
 
 ENGINE_TESTS = Path(__file__).with_name("engine")
@@ -33,6 +35,26 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.is_relative_to(ENGINE_TESTS):
         item.add_marker(pytest.mark.engine)
+
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def _nothing_skipped(report: Report) -> Report:
+    """Where the environment says CI, a test that is skipped has failed: nobody would see it."""
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"in CI nothing is skipped: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _nothing_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _nothing_skipped((yield))
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ def tiers(store, numbers, nbytes=SIZE):
 
 
 def on_disk(store, count):
-    eventually(lambda: store.stats().tiers[1].objects >= count, f"{count} objects on the disk")
+    eventually(lambda: store.stats().tiers[1].objects >= count, f"{count} objects are on the disk")
 
 
 def spilled(store, count=80):

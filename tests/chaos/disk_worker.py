@@ -1,4 +1,4 @@
-"""What the chaos tests of the disk tier run in processes of their own. Usage: disk_worker.py ROOT SSD SECONDS SEED."""
+"""What the chaos tests of the disk tier run in processes of their own. Usage: disk_worker.py ROOT SSD SEED; as store_worker."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def open_store(root: str, ssd: str, dram: int = DRAM, **others: object) -> Local
 
 
 def main() -> None:
-    root, ssd, seconds, seed = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+    root, ssd, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
     store = open_store(root, ssd)
     worker = sw.Worker(store, seed)
     print("ready", flush=True)
-    worker.work(seconds)
+    worker.work(("hit", "put"))
 
 
 if __name__ == "__main__":

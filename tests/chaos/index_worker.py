@@ -1,14 +1,16 @@
 """What the tests of the index's readers run in processes of their own, on an index without the rest of a pool.
 
-Usage: index_worker.py ROLE FOLDER SECONDS GUARD. A writer rewrites all keys in each transaction, with one version; a reader takes
-its time over a snapshot, and each value must be of its key, all of one version. GUARD ``off``: writers do not look at the readers.
-Each prints ``ready``, and one JSON line of counts at its end.
+Usage: index_worker.py ROLE FOLDER GUARD. A writer rewrites all keys in each transaction, with one version; a reader takes its time
+over a snapshot, and each value must be of its key, all of one version. GUARD ``off``: writers do not look at the readers.
+Each prints ``ready``, begins at the first byte of its input, and takes turns until that ends, TURNS at least; then it prints one
+JSON line of counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import struct
 import sys
 import time
@@ -22,6 +24,7 @@ from kvpool.stores.local.write_lock import WriteLock
 
 KEYS = [f"key{number:04d}".encode() for number in range(150)]
 VALUE = struct.Struct("<QI")
+TURNS = 100
 
 
 class Index:
@@ -67,14 +70,14 @@ class Index:
 
 
 def main() -> None:
-    role, folder, seconds, guard = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    role, folder, guard = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if guard == "off":
         Readers.forbid = lambda self, number: False  # type: ignore[method-assign]
     mine = Index(folder)
     print("ready", flush=True)
+    os.read(0, 1)
     counts = {"turns": 0, "wrong": 0}
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while counts["turns"] < TURNS or not select.select([0], [], [], 0)[0]:
         if role == "write":
             mine.write()
         else:

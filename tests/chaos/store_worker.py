@@ -1,7 +1,8 @@
 """What the chaos tests run in processes of their own: a worker that writes and reads objects which describe themselves.
 
-Usage: store_worker.py ROLE ROOT SECONDS SEED. It prints ``ready`` when it has opened the pool, one JSON line of counts at its
-end, and exits with status 3 at the first wrong byte.
+Usage: store_worker.py ROLE ROOT SEED [COUNT ...]. It prints ``ready`` when it has opened the pool and ``warm`` when it has stored
+and found a good many objects. It works until its input ends, and until each COUNT (default: hit, put) is above ENOUGH; at its end
+it prints one JSON line of counts. It exits with status 3 at the first wrong byte.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,8 @@ from kvpool.stores.local import LocalStore
 POOL_BYTES = 24 << 20
 CLASSES = (96 << 10, 160 << 10, 256 << 10)
 KEYS = 240
+PATIENCE_S = 20.0  # of every call: only a call that hangs takes so long
+ENOUGH = 50
 
 
 def key(number: int, nbytes: int) -> bytes:
@@ -57,12 +62,12 @@ class Worker:
     def put(self, numbers: list[int], nbytes: int) -> None:
         memory = np.stack([content(number, nbytes) for number in numbers])
         names = {Status.OK: "put", Status.EXISTS: "exists", Status.BUSY: "busy", Status.NO_SPACE: "no_space"}
-        for result in self.store.put(batch(numbers, memory, nbytes), 2.0).results():
+        for result in self.store.put(batch(numbers, memory, nbytes), PATIENCE_S).results():
             self.counts[names.get(result.status, "transient")] += 1
 
     def get(self, numbers: list[int], nbytes: int) -> None:
         memory = np.zeros((len(numbers), nbytes // 8), dtype=np.uint64)
-        results = self.store.get(batch(numbers, memory, nbytes), 2.0).results()
+        results = self.store.get(batch(numbers, memory, nbytes), PATIENCE_S).results()
         for row, result in enumerate(results):
             self.check(numbers[row], nbytes, result.status is Status.OK, memory[row])
 
@@ -91,7 +96,7 @@ class Worker:
         self.store.unpin(pins)
 
     def ranged(self, numbers: list[int], nbytes: int) -> None:
-        writer = self.store.begin_write([key(number, nbytes) for number in numbers], nbytes, 2.0)
+        writer = self.store.begin_write([key(number, nbytes) for number in numbers], nbytes, PATIENCE_S)
         memory = np.stack([content(number, nbytes) for number in numbers])
         rows = [row for row, result in enumerate(writer.results) if result.status is Status.OK]
         half = nbytes // 2
@@ -113,17 +118,27 @@ class Worker:
         moves = (self.put, self.get, self.leased_get, self.pinned, self.ranged, self.remove)
         self.chance.choices(moves, weights=(6, 6, 3, 2, 2, 1))[0](numbers, nbytes)
 
-    def work(self, seconds: float) -> None:
-        """Take turns, close the store, say what came of it."""
+    def enough(self, wanted: Sequence[str]) -> bool:
+        return all(self.counts[name] > ENOUGH for name in wanted)
+
+    def take_turns(self, seconds: float, wanted: Sequence[str] = ("hit", "put"), over: Callable[[], bool] = lambda: True) -> None:
+        """For so long at least, until it is ``over``, and until there is enough of what is ``wanted``."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or not over() or not self.enough(wanted):
             self.turn()
+            assert time.monotonic() < end + 240, f"not enough of {wanted}: {self.counts}"
+
+    def work(self, wanted: Sequence[str]) -> None:
+        """Take turns, close the store, say what came of it."""
+        self.take_turns(0)
+        print("warm", flush=True)
+        self.take_turns(0, wanted, lambda: bool(select.select([0], [], [], 0)[0]))
         self.store.close()
         print(json.dumps(self.counts), flush=True)
 
 
 def main() -> None:
-    role, root, seconds, seed = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+    role, root, seed, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:] or ("hit", "put")
     store = open_store(root)
     worker = Worker(store, seed)
     print("ready", flush=True)
@@ -131,7 +146,7 @@ def main() -> None:
         with store._pool.write_lock.held(), store._pool.environment.env.begin(write=True):
             print("inside", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
-    worker.work(seconds)
+    worker.work(wanted)
 
 
 if __name__ == "__main__":

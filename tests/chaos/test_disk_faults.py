@@ -71,10 +71,12 @@ def small_disk(tmp_path):
 
 def test_a_disk_smaller_than_the_tier(pool_root, small_disk, caplog):
     store = dw.open_store(str(pool_root), str(small_disk))
+    shrinks = lambda: sum("shrinks" in record.message for record in caplog.records)  # noqa: E731
     for start in range(0, 160, 4):
         put(store, list(range(start, start + 4)))
-        time.sleep(0.02)
-    eventually(lambda: sum("shrinks" in r.message for r in caplog.records) == 1, "one warning")
+        copied = lambda least=start - 8: store.stats().tiers[1].objects >= least  # noqa: E731
+        eventually(lambda copied=copied: shrinks() or copied(), "it is copied, or the disk is full")
+    assert shrinks() == 1
     stats = store.stats().tiers[1]
     assert 0 < stats.used_bytes <= stats.capacity_bytes < dw.DISK
     assert (stats.ok, stats.errors) == (True, 0)
@@ -91,8 +93,12 @@ def broken(store, monkeypatch, names, error):
         monkeypatch.setattr(store._pool.disk.files, name, fail)
 
 
+def tried_again_now(store):
+    """The time for which the disk is off is over."""
+    store._pool.disk.switch._until[0] = time.monotonic_ns()
+
+
 def test_write_errors_switch_the_tier_off_and_memory_goes_on(pool_root, ssd, monkeypatch, caplog):
-    monkeypatch.setattr(switch, "COOLDOWN_S", 1.0)
     store = dw.open_store(str(pool_root), str(ssd))
     with monkeypatch.context() as patch:
         broken(store, patch, ["write_data"], errno.EIO)
@@ -101,6 +107,7 @@ def test_write_errors_switch_the_tier_off_and_memory_goes_on(pool_root, ssd, mon
         assert store.stats().tiers[1].errors >= switch.FAILURES
         assert get(store, list(range(30, 40))) == 10
         assert sum("switched off" in r.message for r in caplog.records) == 1
+    tried_again_now(store)
     on_disk(store, 8)
     eventually(lambda: store.stats().tiers[1].ok, "it is tried again")
     assert store.verify() == []
@@ -108,7 +115,6 @@ def test_write_errors_switch_the_tier_off_and_memory_goes_on(pool_root, ssd, mon
 
 
 def test_read_errors_are_transient_then_misses(pool_root, ssd, monkeypatch):
-    monkeypatch.setattr(switch, "COOLDOWN_S", 0.5)
     store = dw.open_store(str(pool_root), str(ssd))
     numbers = spilled(store)
     memory = np.zeros((4, SIZE // 8), dtype=np.uint64)
@@ -119,6 +125,7 @@ def test_read_errors_are_transient_then_misses(pool_root, ssd, monkeypatch):
         assert first[0].code == errno.EIO
         get(store, [4])
         assert tiers(store, [0, 1, 2, 3]) == [None] * 4, "nothing is offered while the disk is off"
+    tried_again_now(store)
     eventually(lambda: tiers(store, [0])[0] is Tier.DISK, "it is tried again")
     assert get(store, numbers) == len(numbers)
     store.close()
@@ -126,14 +133,14 @@ def test_read_errors_are_transient_then_misses(pool_root, ssd, monkeypatch):
 
 def hung(pool_root, ssd, monkeypatch):
     """A store with objects on a disk whose reads end only when the gate opens."""
-    monkeypatch.setattr(tier, "STALL_S", 0.5)
-    monkeypatch.setattr(tier, "_CLOSE_S", 0.3)
     store = dw.open_store(str(pool_root), str(ssd))
     spilled(store)
+    monkeypatch.setattr(tier, "STALL_S", 0.5)
+    monkeypatch.setattr(tier, "_CLOSE_S", 0.3)
     gate, real = threading.Event(), store._pool.disk.files.read_data
 
     def hang(*arguments: object) -> None:
-        gate.wait(60)
+        gate.wait(120)
         real(*arguments)
 
     monkeypatch.setattr(store._pool.disk.files, "read_data", hang)
@@ -146,17 +153,16 @@ def test_a_hung_disk_hangs_nobody(pool_root, ssd, monkeypatch):
     memory = np.zeros((4, SIZE // 8), dtype=np.uint64)
     began = time.monotonic()
     results = store.get(sw.batch([0, 1, 2, 3], memory, SIZE), 0.3).results()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert {result.status for result in results} == {Status.TRANSIENT}
     began = time.monotonic()
     results = store.get(sw.batch([4, 5, 6, 7], memory, SIZE), 30.0).results()
-    assert time.monotonic() - began < 3, "a hung disk is given up long before the deadline"
+    assert time.monotonic() - began < 15, "a hung disk is given up long before the deadline"
     assert {result.status for result in results} == {Status.TRANSIENT}
     assert tiers(store, [0]) == [None]
     put(store, [100, 101])
     assert get(store, [100, 101]) == 2
     assert not store.stats().tiers[1].ok
-    began = time.monotonic()
     gate.set()
     eventually(lambda: store.stats().writing == 0, "the slots are given back when the reads return")
     assert not memory.any(), "nothing was written into the caller's memory"
@@ -171,7 +177,7 @@ def test_close_with_a_hung_disk(pool_root, ssd, monkeypatch):
     pool = store._pool
     began = time.monotonic()
     store.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert pool.arena.base != 0, "the disk may still write into it"
     gate.set()
     other = dw.open_store(str(pool_root), str(ssd))

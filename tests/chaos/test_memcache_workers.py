@@ -8,7 +8,9 @@ import time
 import pytest
 
 from tests.stores.memcache_pool import MemcachePool, memcache_pool
+from tests.waiting import eventually
 
+pytestmark = pytest.mark.timeout(1800)  # it waits for the tests of MemCache in other processes
 MB = 1 << 20
 
 
@@ -25,12 +27,12 @@ def names(prefix: str, count: int) -> list[str]:
 def test_handlers_of_signals_stay_whose_they_are(pool: MemcachePool):
     worker = pool.client()
     worker.signal(signal.SIGINT)  # Python's: KeyboardInterrupt
-    worker.process.wait(10)
-    assert any("KeyboardInterrupt" in line for line in worker.said)
+    worker.process.wait(60)
+    eventually(lambda: any("KeyboardInterrupt" in line for line in worker.said), "it says that it was interrupted")
 
 
 def test_a_key_of_a_killed_writer_can_be_stored_again(pool: MemcachePool):
-    writer, other = pool.client(), pool.client(patience_s=1.0)
+    writer, other = pool.client(), pool.client(patience_s=5.0)
     assert writer.ask("begin", keys=["half"]) == ["ok"]
     assert writer.ask("write", keys=["half"], part=0.5) == ["ok"]
     writer.signal(signal.SIGKILL)
@@ -38,13 +40,13 @@ def test_a_key_of_a_killed_writer_can_be_stored_again(pool: MemcachePool):
     assert other.ask("get", keys=["half"]) == ["missing"]
     assert other.ask("put", keys=["half"]) == ["busy"]  # the library says it is stored
     assert other.ask("begin", keys=["half"]) == ["busy"]
-    time.sleep(1.1)
+    time.sleep(5.1)
     assert other.ask("put", keys=["half"]) == ["ok"]
     assert other.ask("get", keys=["half"]) == ["ok"]
 
 
 def test_the_key_of_a_living_writer_is_left_alone(pool: MemcachePool):
-    writer, other = pool.client(), pool.client(patience_s=30.0)
+    writer, other = pool.client(), pool.client(patience_s=300.0)
     assert writer.ask("begin", keys=["slow"]) == ["ok"]
     assert other.ask("put", keys=["slow"]) == ["busy"]
     assert writer.ask("write", keys=["slow"]) == ["ok"]

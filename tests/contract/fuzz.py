@@ -98,4 +98,4 @@ class Fuzz:
         self.store.rules.clear()
         self.store.hold.clear()
         self.store.finish_held()
-        self.engine.settle(20)
+        self.engine.settle()

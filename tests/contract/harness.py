@@ -221,7 +221,7 @@ class Harness(Model):
 
     # ---- longer runs --------------------------------------------------------------------------------------------------------
 
-    def run(self, names: Iterable[str] | None = None, seconds: float = 20.0) -> None:
+    def run(self, names: Iterable[str] | None = None, seconds: float = 60.0) -> None:
         """Step until the given requests (default: all) have ended."""
         end = time.monotonic() + seconds
         names = list(self.answers if names is None else names)
@@ -230,7 +230,7 @@ class Harness(Model):
             if not self._progress():
                 time.sleep(0.0005)
 
-    def until(self, true: Callable[[], Any], seconds: float = 10.0, step: bool = False) -> None:
+    def until(self, true: Callable[[], Any], seconds: float = 60.0, step: bool = False) -> None:
         """Wait for the worker threads, stepping meanwhile where asked to."""
         end = time.monotonic() + seconds
         while not true():
@@ -250,7 +250,7 @@ class Harness(Model):
         self.run([name])
         return self.answers[name].tokens
 
-    def settle(self, seconds: float = 10.0) -> None:
+    def settle(self, seconds: float = 60.0) -> None:
         """Step until no job is open and no worker thread is busy."""
         end = time.monotonic() + seconds
         while any(self.counts().values()):

@@ -73,7 +73,7 @@ class Half(Harness):
 
     def drain(self) -> None:
         """Step for as long as the engine itself would."""
-        self.until(lambda: not self.step(), seconds=10)
+        self.until(lambda: not self.step())
 
 
 class Pair:

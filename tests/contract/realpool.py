@@ -44,8 +44,8 @@ class RealPool:
             if not isinstance(answer, Hit):
                 continue
             data = np.zeros(answer.nbytes, dtype=np.uint8)
-            handle = self._store.get(Batch([key], np.array([[data.ctypes.data]]), np.array([answer.nbytes])), 5.0)
-            assert handle.wait(5.0)
+            handle = self._store.get(Batch([key], np.array([[data.ctypes.data]]), np.array([answer.nbytes])), 60.0)
+            assert handle.wait(60.0)
             if handle.results()[0].status is Status.OK:
                 found[key] = data.tobytes()
         return found

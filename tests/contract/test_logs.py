@@ -35,6 +35,7 @@ def test_vllms_own_log_line_stays_one_short_line(start):
 def test_bc_012_failures_of_thousands_of_keys_are_a_few_short_lines(start, caplog_vllm):
     """5,000 blocks that cannot be stored, in many jobs."""
     engine = start(num_blocks=1200, max_tokens_per_step=4096, max_seqs=8)
+    engine.ranks[0].worker_side._transfers._log = LogGate(10.0, lambda: 0.0)  # however long it takes
     engine.store.fail_keys("put", lambda key: True, Result(Status.NO_SPACE))
     for i in range(5):
         engine.ask(f"a{i}", [(7 * i + t) % 1900 for t in range(16 * 1000)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from kvpool.engine.threads import WorkerThreads
 from kvpool.ops.services.ports import free_port
 from kvpool.transfer import release
-from kvpool.transfer.channel import Caller
 from kvpool.transfer.offer import Offer
 from tests.contract.content import expected_output
 from tests.contract.pair import ASK
@@ -16,18 +18,44 @@ PROMPT = list(range(100, 200))
 
 
 def test_releases_to_a_dead_prefill_do_not_delay_others(pair, monkeypatch):
-    both, asked = pair("process_vm"), []
+    both = pair("process_vm")
     side = both.decode.side
-    line, dead_port, alive_port = Caller.line, free_port(), both.prefill.spec.port
-    monkeypatch.setattr(Caller, "line", lambda caller, host, port: asked.append(port) or line(caller, host, port))
     monkeypatch.setattr(release, "ANSWER_S", 0.1)
-    dead, alive = (Offer("0" * 32, "x", "127.0.0.1", port, 5) for port in (dead_port, alive_port))
-    assert not side._releaser.release(dead, "first")
-    for _ in range(20):
-        side._release(dead, "again")
-    side._release(alive, "now")
-    both.decode.until(lambda: alive_port in asked)
-    assert asked == [dead_port, dead_port, alive_port]
+    dead = [Offer(f"{number:032x}", "x", "127.0.0.1", free_port(), 5, 2) for number in range(3)]
+    counted = both.decode.count_metrics()
+    for offer in dead:
+        for reason in "abc":
+            side._release(offer, reason)
+    params = both.offer("a", PROMPT)
+    both.decode.add("shorter", PROMPT[:50], 3, params=params)
+    both.prefill.until(lambda: not len(both.prefill.side._ledger))
+    both.decode.run()
+    assert side.open_counts()["releases"] == 9, "the dead are asked on"
+    both.decode.until(lambda: not side.open_counts()["releases"])
+    both.decode.ask("b", PROMPT, 3)
+    assert {name: count for name, count in counted.items() if name.startswith("releases")} == {
+        "releases/reason=told": 1,
+        "releases/reason=unreachable": 9,
+    }
+    both.assert_clean()
+
+
+def test_a_prefill_that_answers_late_hears_at_last_what_nobody_reads(pair, monkeypatch):
+    """It is busy for longer than a question is waited for; its blocks are free soon afterwards, not when their time is up."""
+    both, busy = pair("process_vm"), threading.Event()
+    monkeypatch.setattr(release, "ANSWER_S", 0.1)
+    monkeypatch.setattr(release, "RETRY_MOST_S", 0.2)
+    service = both.prefill.side._service
+    answer = service.answer
+    monkeypatch.setattr(both.prefill.side._responder, "_answer", lambda request: (busy.wait(30), answer(request))[1])
+    params = both.offer("a", PROMPT)
+    both.decode.add("shorter", PROMPT[:50], 3, params=params)
+    time.sleep(0.6)
+    both.prefill.side.sweep()
+    assert both.prefill.side.open_counts()["pinned"] > 0
+    busy.set()
+    both.decode.run()
+    both.assert_clean()
 
 
 @pytest.mark.parametrize("why", ["raises", "never ran"])
@@ -45,7 +73,7 @@ def test_a_copy_that_fails_unforeseen_is_reported(pair, monkeypatch, why):
 
 
 def test_a_copy_that_is_never_reported_is_waited_for_until_its_time_is_up(pair, monkeypatch):
-    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "3")
     both = pair("local_host")
     worker = both.prefill.workers[0]
     take = worker.take_report

@@ -115,7 +115,7 @@ def test_another_prompt_does_not_release_what_a_sibling_is_about_to_pull(pair):
     params = both.offer("a", PROMPT)
     both.decode.add("a", PROMPT, 3, params=params)
     both.decode.add("shorter", PROMPT[:50], 3, params=params)
-    assert both.decode.side._releases.close(5.0), "whatever was to be sent has been"
+    both.decode.until(lambda: not both.decode.side.open_counts()["releases"])  # whatever was to be sent has been
     both.decode.run()
     assert both.decode.answers["a"].tokens == expected_output(PROMPT, 3)
     assert both.decode.external["a"] == 99

@@ -1,18 +1,31 @@
-"""Work grows with what is missing, never with what is there: counted exactly, and timed with a wide margin."""
+"""Work grows with what is missing, never with what is there: counted, not timed."""
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
-import pytest
-
 from kvpool.core.hits import GroupSpec
-from kvpool.core.keys import block_keys, group_hashes
+from kvpool.core.keys import block_keys
 from kvpool.engine.requests import RequestState
 from kvpool.engine.saving import SaveOffers
 
 BIG = {"num_blocks": 1300, "max_tokens_per_step": 4096}
+
+
+class Counted(list):
+    """``looked`` is how many elements were looked at."""
+
+    looked = 0
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.looked += len(found) if isinstance(place, slice) else 1
+        return found
+
+    def __iter__(self):
+        for one in super().__iter__():
+            self.looked += 1
+            yield one
 
 
 def numbers(count: int, first: int = 0) -> list[int]:
@@ -86,37 +99,28 @@ def test_bc_082_only_what_is_missing_is_put_in_the_end(start):
     engine.assert_clean()
 
 
-@pytest.mark.parametrize("blocks", [7813])
-def test_bc_170_keys_of_a_long_prompt_are_made_once(blocks):
-    """62 chunks of a million tokens: what all chunks together name is each block once, in little more time than one pass."""
-    hashes = [i.to_bytes(32, "big") for i in range(blocks)]
+def test_bc_170_keys_of_a_long_prompt_are_made_once():
+    """62 chunks of a million tokens: what all chunks together name is each block once, and none is looked at again and again."""
+    blocks = 7813
+    hashes, table = Counted(i.to_bytes(32, "big") for i in range(blocks)), Counted(range(1, blocks + 1))
     request = SimpleNamespace(request_id="r", block_hashes=hashes, num_prompt_tokens=blocks * 128, num_tokens=blocks * 128)
     offers, state = SaveOffers([GroupSpec(128, 1)], save_decode=False), RequestState(request)
-    table = list(range(1, blocks + 1))
-    started = time.process_time()
-    block_keys(b"prefix:", group_hashes(hashes, 1, 0, blocks))
-    single = time.process_time() - started
-    named, started = 0, time.process_time()
+    named = 0
     for chunk in range(0, blocks * 128, 16384):
         parts, _ = offers.offer(state, chunk, min(chunk + 16384, blocks * 128), [table], 1 << 20)
         named += sum(len(block_keys(b"prefix:", part.hashes)) for part in parts)
-    spent = time.process_time() - started
     assert named == blocks
-    assert spent <= 4 * single + 0.05
+    assert blocks <= hashes.looked <= 2 * blocks
+    assert blocks <= table.looked <= 2 * blocks
 
 
 def test_bc_165_the_cost_of_a_step_does_not_grow_with_the_context():
-    """A decode step of a request with 100,000 blocks costs what one with 100 costs."""
-
-    def cost(blocks: int) -> float:
-        hashes = [b""] * blocks
-        request = SimpleNamespace(request_id="r", block_hashes=hashes, num_prompt_tokens=blocks * 16)
-        offers, state = SaveOffers([GroupSpec(16, 1)], save_decode=True), RequestState(request)
-        state.offered = [blocks]
-        started = time.process_time()
-        for _ in range(2000):
-            assert not offers.due(state, blocks * 16 + 1, blocks * 16 + 2, room=100)
-        return time.process_time() - started
-
-    cost(100)
-    assert cost(100_000) < 5 * cost(100) + 0.01
+    """A decode step of a request with 100,000 blocks looks at none of them."""
+    blocks = 100_000
+    hashes = Counted([b""] * blocks)
+    request = SimpleNamespace(request_id="r", block_hashes=hashes, num_prompt_tokens=blocks * 16)
+    offers, state = SaveOffers([GroupSpec(16, 1)], save_decode=True), RequestState(request)
+    state.offered = [blocks]
+    for _ in range(100):
+        assert not offers.due(state, blocks * 16 + 1, blocks * 16 + 2, room=100)
+    assert hashes.looked == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 
 import pytest
 
@@ -30,8 +31,8 @@ def test_bc_112_calls_that_never_return_hold_up_no_other_request(start, policy):
         engine.add(f"b{i}", prompt, 3)
     engine.add("other", [5] * 10, 5)
     began = time.monotonic()
-    engine.run(seconds=10)
-    assert time.monotonic() - began < 5
+    engine.run()
+    assert time.monotonic() - began < 40, "the gate opens after a minute"
     assert engine.answers["other"].tokens == expected_output([5] * 10, 5)
     for i, prompt in enumerate(prompts):
         assert engine.answers[f"b{i}"].tokens == (expected_output(prompt, 3) if policy == "recompute" else [])
@@ -49,10 +50,16 @@ def test_bc_112_saves_behind_a_hung_one_are_given_up_and_offered_again(start, mo
     time.sleep(0.5)
     gate.set()
     engine.settle()
-    for i in range(3):
-        engine.ask(f"b{i}", [i, *PROMPT])
-        engine.settle()
-    assert len(engine.store.objects) == 18
+    turns = count()
+
+    def all_stored() -> bool:
+        turn = next(turns)
+        for i in range(3):
+            engine.ask(f"b{turn}-{i}", [i, *PROMPT])
+            engine.settle()
+        return len(engine.store.objects) == 18
+
+    engine.until(all_stored)
     engine.assert_clean()
 
 
@@ -88,7 +95,8 @@ def test_a_request_that_needs_the_blocks_of_a_slow_save_gets_them_in_the_end(sta
     engine.assert_clean()
 
 
-def test_waiting_for_a_young_save_spares_a_preemption(start):
+def test_waiting_for_a_young_save_spares_a_preemption(start, monkeypatch):
+    monkeypatch.setattr("kvpool.engine.job_table.FREES_SOON_S", 600.0)
     engine = start(num_blocks=10, prefix_caching=False)
     engine.store.hold.add("put")
     engine.ask("a", PROMPT[:64], 2)
@@ -107,7 +115,7 @@ def test_waiting_for_a_young_save_spares_a_preemption(start):
 @pytest.mark.parametrize("load_async", [False, True])
 def test_many_waiting_requests_share_one_lookup_budget_a_step(start, load_async):
     """A slow store delays a step by the budget once, however many requests wait."""
-    engine = start(load_async=load_async, max_seqs=32, options={"lookup_wait_ms": 20, "lookup_timeout_ms": 2000})
+    engine = start(load_async=load_async, max_seqs=32, options={"lookup_wait_ms": 500, "lookup_timeout_ms": 60_000})
     engine.ask("a", PROMPT)
     engine.forget_local()
     gate = engine.store.close_gate("exists")
@@ -115,7 +123,7 @@ def test_many_waiting_requests_share_one_lookup_budget_a_step(start, load_async)
         engine.add(f"b{i}", [i, *PROMPT[:30]])
     began = time.monotonic()
     engine.step()
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 5, "a budget each would be 10 s"
     gate.set()
     engine.run()
     engine.assert_clean()

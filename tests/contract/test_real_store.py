@@ -119,14 +119,14 @@ def healthy(engine) -> bool:
 
 
 def test_a_release_that_raises_leaves_a_lease_for_its_time_only(start, pool):
-    engine = start_on(start, pool, options={"lease_ms": 400, "load_timeout_ms": 200})
+    engine = start_on(start, pool, options={"lease_ms": 3000, "load_timeout_ms": 1500})
     engine.ask("a", PROMPT)
     engine.forget_local()
     pool.faults(release={"error": "no"})
     assert engine.ask("b", PROMPT, 3) == expected_output(PROMPT, 3)
     assert len(pool.leased) > 0
     pool.faults()
-    engine.assert_clean(seconds=5)
+    engine.assert_clean()
 
 
 def test_control_a_corrupted_object_is_noticed(start, pool):
@@ -141,14 +141,14 @@ def test_control_a_corrupted_object_is_noticed(start, pool):
 def late_writes(engine, pool) -> None:
     engine.ask("a", PROMPT)
     engine.forget_local()
-    pool.faults(abandonable=False, get={"late_s": 0.3})
+    pool.faults(abandonable=False, get={"late_s": 1.0})
     engine.add("b", PROMPT, 3)
     engine.run()
     pool.faults(abandonable=False)
     for i in range(60):
         engine.add(f"c{i}", [t + 10 * i for t in PROMPT], 3)
         engine.step()
-        time.sleep(0.01)
+        time.sleep(0.03)
     engine.run()
     engine.settle()
 

@@ -75,8 +75,8 @@ def test_bc_107_every_thread_is_bound_to_its_device_first():
     order = []
     threads = WorkerThreads("test", 3, lambda: order.append(("bound", threading.get_ident())))
     tickets = [threads.submit(lambda: order.append(("task", threading.get_ident())) or time.sleep(0.01)) for _ in range(20)]
-    assert all(ticket.wait(5) for ticket in tickets)
-    assert threads.close(5)
+    assert all(ticket.wait(30) for ticket in tickets)
+    assert threads.close(30)
     for ident in {i for _, i in order}:
         assert next(what for what, i in order if i == ident) == "bound"
         assert [what for what, i in order if i == ident].count("bound") == 1
@@ -85,19 +85,19 @@ def test_bc_107_every_thread_is_bound_to_its_device_first():
 def test_a_task_that_raises_fails_alone():
     threads = WorkerThreads("test", 1)
     bad, good = threads.submit(lambda: 1 / 0), threads.submit(lambda: 7)
-    assert good.wait(5)
+    assert good.wait(30)
     assert (type(bad.error), good.value) == (ZeroDivisionError, 7)
-    assert threads.close(5)
+    assert threads.close(30)
 
 
 def test_a_callback_that_raises_does_not_kill_the_thread():
     threads = WorkerThreads("test", 1)
     gate = threading.Event()
-    first = threads.submit(lambda: gate.wait(5))
+    first = threads.submit(lambda: gate.wait(30))
     first.then(lambda ticket: 1 / 0)
     gate.set()
-    assert threads.submit(lambda: 7).wait(5)
-    assert threads.close(5)
+    assert threads.submit(lambda: 7).wait(30)
+    assert threads.close(30)
 
 
 def test_bc_061_shutdown_ends_although_a_call_never_returns(start):
@@ -111,7 +111,7 @@ def test_bc_061_shutdown_ends_although_a_call_never_returns(start):
     engine.ranks[0].connector.shutdown()
     engine.ranks[0].connector.shutdown()
     engine.scheduler.connector.shutdown()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert all(t.daemon for t in threading.enumerate() if t.name.startswith("kvpool"))
     engine.close()
 

@@ -84,6 +84,7 @@ def pool_config(root: Path, name: str, **extra: Any) -> dict[str, Any]:
         "local_pool_root": str(root),
         "local_pool_name": name,
         "local_dram_size": "512MB",
+        "lookup_timeout_ms": 20_000,  # a busy machine is no reason for a miss
         **extra,
     }
     return {

@@ -1,7 +1,8 @@
 """Faults on decode's end of the channel to prefill, inside a test's engine, and a record of every message that was sent.
 
 KVPOOL_TEST_CHANNEL names a folder. `plan.json` there says what happens to messages by their kind: ``{"end": {"lose_answers": 1,
-"lose_questions": 1, "delay_answers_s": 2.0}}``; what is counted happens so often. `sent.jsonl` gets the frames of each message.
+"lose_questions": 1, "keep_answers": 1}}``; what is counted happens so often, answers are kept until the plan says otherwise.
+`sent.jsonl` gets the frames of each message.
 Engines of tests are forks of one process, so what is installed in the first is in all.
 """
 
@@ -20,6 +21,7 @@ from kvpool.transfer import channel, pull
 
 VARIABLE = "KVPOOL_TEST_CHANNEL"
 ANSWER_S = 1.5
+KEPT_S = 60.0  # at most: no answer is kept for ever
 _lock = threading.Lock()
 
 
@@ -80,7 +82,9 @@ class _FaultySocket:
         frames: list[bytes] = self._socket.recv_multipart()
         if self._take("lose_answers"):
             return []
-        time.sleep(self._plan().get(self._kind, {}).get("delay_answers_s", 0.0))
+        end = time.monotonic() + KEPT_S
+        while self._plan().get(self._kind, {}).get("keep_answers") and time.monotonic() < end:
+            time.sleep(0.02)
         return frames
 
     def _plan(self) -> dict[str, dict[str, float]]:

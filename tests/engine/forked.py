@@ -112,8 +112,9 @@ def serve(path: str) -> None:
     _fork_for_spawn()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
+    listener.bind(f"{path}.new")
     listener.listen()
+    os.rename(f"{path}.new", path)  # whoever finds it can connect
     while multiprocessing.connection.wait([listener, sys.stdin]) == [listener]:
         link, _ = listener.accept()
         message, descriptors, _, _ = socket.recv_fds(link, 1 << 20, 3)

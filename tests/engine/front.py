@@ -23,21 +23,22 @@ from tests.engine.runner import Prompt
 from tests.waiting import ended_after, eventually
 
 ANSWER_S = 90.0
+LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
-def front(prefill: int, decode: int, log: Path, *flags: str) -> Iterator[Front]:
-    """`kvpool proxy`, prefill first, before engines on these ports of loopback."""
+def front(prefill: int, decode: int, log: Path, *flags: str, hosts: tuple[str, str] = (LOOPBACK, LOOPBACK)) -> Iterator[Front]:
+    """`kvpool proxy`, prefill first, on loopback before engines on these ports of these hosts."""
     port = free_port()
-    sides = ["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", str(prefill)]
-    sides += ["--decoder-hosts", "127.0.0.1", "--decoder-ports", str(decode)]
+    sides = ["--prefiller-hosts", hosts[0], "--prefiller-ports", str(prefill)]
+    sides += ["--decoder-hosts", hosts[1], "--decoder-ports", str(decode)]
     command = [
         sys.executable,
         "-c",
         "from kvpool.cli import app; app()",
         "proxy",
         "--host",
-        "127.0.0.1",
+        LOOPBACK,
         "--port",
         str(port),
         *sides,
@@ -69,7 +70,7 @@ class Front:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -87,7 +88,7 @@ class Request:
     """A streamed request under way, read by a thread of its own."""
 
     def __init__(self, port: int, body: dict[str, Any], headers: dict[str, str]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+        self._connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
         self._answered = Answered()
         self._began = time.monotonic()
         sent = {"content-type": "application/json", **headers}
@@ -105,6 +106,9 @@ class Request:
         self._thread.join(ANSWER_S)
         assert not self._thread.is_alive(), f"no answer in {ANSWER_S:g} s"
         return self._answered
+
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
 
     @property
     def tokens(self) -> list[int]:

@@ -19,7 +19,8 @@ StartEngine = Callable[[EngineSpec], Engine]
 
 @dataclass
 class PairSpec:
-    """``prefill`` and ``decode`` are engine arguments; ``beside`` puts AscendStoreConnector "first" or "last" beside it."""
+    """``prefill`` and ``decode`` are engine arguments; ``beside`` puts AscendStoreConnector "first" or "last" beside it, with the
+    store ``backend``."""
 
     model: str
     root: Path
@@ -28,6 +29,7 @@ class PairSpec:
     engine: str = "local_host"
     policy: str = "recompute"
     beside: str | None = None
+    backend: str = "local"
     consumer: dict[str, Any] = field(default_factory=dict)  # more options of the decode side's AscendStoreConnector
     pool: dict[str, Any] = field(default_factory=dict)  # and of that of both sides
     env: dict[str, str] = field(default_factory=dict)
@@ -59,14 +61,18 @@ class PairSpec:
         }
         if self.beside is None:
             return {**pull, "kv_port": self.port, "kv_load_failure_policy": self.policy}
+        local = {
+            "local_pool_root": str(self.root),
+            "local_pool_name": "pool",
+            "local_dram_size": "256MB",
+            "lookup_timeout_ms": 20_000,  # a busy machine is no reason for a miss
+        }
         pool = {
             "kv_connector": "AscendStoreConnector",
             "kv_role": role,
             "kv_connector_extra_config": {
-                "backend": "local",
-                "local_pool_root": str(self.root),
-                "local_pool_name": "pool",
-                "local_dram_size": "256MB",
+                "backend": self.backend,
+                **(local if self.backend == "local" else {}),
                 **self.pool,
                 **(self.consumer if role == "kv_consumer" else {}),
             },

@@ -196,7 +196,7 @@ class Engine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        _until_gone(self._process.pid, 10.0)
+        _until_gone(self._process.pid, 30.0)
         for segment in self._segments:
             segment.unlink(missing_ok=True)
         self._close_pipes()
@@ -208,7 +208,7 @@ class Engine:
             self._close_stdin()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
-        left = _until_gone(self._process.pid, 5.0)
+        left = _until_gone(self._process.pid, 30.0)
         titles = [_title(pid) for pid in left]
         self.kill()
         return titles

@@ -11,7 +11,7 @@ from tests.engine.pairs import PairSpec, StartEngine, ask, cold, offer
 from tests.engine.runner import Engine, metric, tokens
 
 LENGTHS = (700, 512, 513, 40)
-HOLD_S = 6
+HOLD_S = 20
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -19,10 +19,15 @@ def prompts(seed: int) -> list[list[int]]:
 
 
 def wake(prefill: Engine) -> None:
+    assert let_go(prefill), "a block is still in use"
+
+
+def let_go(prefill: Engine) -> bool:
     """An idle engine lets go of what has ended when it next does something."""
     prefill.do("wait_idle")
     prefill.generate([tokens((77, 20))], max_tokens=1)
-    assert prefill.do("reset_prefix_cache"), "a block is still in use"
+    empty: bool = prefill.do("reset_prefix_cache")
+    return empty
 
 
 def check_exact(prefill: Engine, decode: Engine, seed: int) -> None:
@@ -49,10 +54,10 @@ CASES = {
     "qwen3-pp2": ("qwen3", {"pipeline_parallel_size": 2, "enforce_eager": False}, "local_host"),
     "qwen3-mooncake": ("qwen3", {}, "mooncake"),
 }
+CI_CASES = ("qwen3-pp2", "qwen3-mooncake")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in CI_CASES else pytest.mark.slow) for case in CASES])
 def test_outputs_equal_one_engines(case: str, pool_root: Path, start_engine: StartEngine) -> None:
     model, prefill, engine = CASES[case]
     if engine == "mooncake":
@@ -112,9 +117,10 @@ def test_a_pair_from_start_to_end(pool_root: Path, start_engine: StartEngine) ->
     check_aborts(prefill, decode)
     other = tokens((2, 500))
     expected, unread = cold(decode, other, "other"), offer(prefill, other)
+    over = time.monotonic() + HOLD_S + 1
     decode.kill()
     again = start_engine(spec.spec("kv_consumer"))
-    time.sleep(HOLD_S)
+    time.sleep(max(0.0, over - time.monotonic()))
     assert ask(again, other, unread)["token_ids"] == expected, "too late: computed, by policy"
     wake(prefill)
     third = tokens((3, 450))
@@ -126,7 +132,7 @@ def test_a_pair_from_start_to_end(pool_root: Path, start_engine: StartEngine) ->
     prefill.kill()
     began = time.monotonic()
     assert ask(again, fourth, orphaned)["token_ids"] == expected, "computed, by policy"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 55
     again.do("wait_idle")
 
 
@@ -154,5 +160,7 @@ def check_aborts(prefill: Engine, decode: Engine) -> None:
         decode.receive(ticket, 60)
     prefill.do("abort", prompts=aborted, abort=[1, 3], after_s=0.05, max_tokens=8)
     decode.do("wait_idle")
-    time.sleep(1.0)
+    end = time.monotonic() + HOLD_S / 2
+    while not let_go(prefill) and time.monotonic() < end:
+        time.sleep(0.5)
     wake(prefill)

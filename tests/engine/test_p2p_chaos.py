@@ -16,13 +16,17 @@ from pathlib import Path
 import pytest
 import zmq
 
+from kvpool.transfer.release import ANSWER_S
 from tests.engine.channel_faults import VARIABLE, ChannelFaults
-from tests.engine.front import Answered, Front, front
+from tests.engine.front import Answered, Front, Request, front
 from tests.engine.pairs import PairSpec, StartEngine, cold
 from tests.engine.runner import Engine, Prompt, metric, tokens
+from tests.stopped import stopped
 from tests.waiting import eventually
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+KEEP_BEGIN: dict[str, dict[str, float]] = {"begin": {"keep_answers": 1}}  # decode is reading, until the plan is another
+UNHEARD_S = 2 * ANSWER_S + 1.0  # two questions without an answer
 SOON_S = 15.0  # an answer or a release; the busiest machine needs far less, and the time of an offer is 480 s
 STORE_FAULTS = {
     "unreachable": {"exists": {"error": "gone"}, "lease": {"error": "gone"}, "get": {"error": "gone"}, "put": {"error": "gone"}},
@@ -85,6 +89,10 @@ class Scene:
         self.asserts_right(self.proxy.ask(prompt), self.expected(prompt), f"after {what}")
         eventually(lambda: self.pulls("ok") == before + 1, f"after {what}: KV is pulled")
 
+    def computing(self) -> bool:
+        """Whether prefill is at a prompt."""
+        return metric(self.prefill.metrics(), "vllm:num_requests_running") > 0
+
     def held(self) -> float:
         """What prefill keeps. An idle engine lets go when it next does something."""
         self.prefill.generate([self.prompt(20)], max_tokens=1)
@@ -115,6 +123,7 @@ def scene(policy: str, root: Path, folder: Path, start_engine: StartEngine) -> I
         yield Scene(spec, prefill, decode, proxy, channel, store_plan, policy, ports[1], start_engine)
 
 
+@pytest.mark.timeout(600)  # on a machine that others keep busy
 @pytest.mark.parametrize("policy", ["recompute", pytest.param("fail", marks=pytest.mark.slow)])
 def test_faults_between_prefill_and_decode(policy: str, pool_root: Path, tmp_path: Path, start_engine: StartEngine) -> None:
     """One pair that survives most of them, one more decode engine; what kills prefill comes last."""
@@ -123,6 +132,7 @@ def test_faults_between_prefill_and_decode(policy: str, pool_root: Path, tmp_pat
         assert stage.channel.sent("begin"), "no faults can be injected into this engine"
         for fault in (
             clients_that_leave,
+            clients_that_leave_a_prefill_that_stands_still,
             lost_messages,
             repeated_and_late_messages,
             ids_that_are_used_again,
@@ -141,7 +151,7 @@ def clients_that_leave(stage: Scene) -> None:
         request = stage.proxy.start(stage.prompt(1500))
         time.sleep(after_s)
         request.leave()
-    stage.channel.set({"begin": {"delay_answers_s": 1.0}})
+    stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     pulling = [stage.proxy.start(stage.prompt()) for _ in range(2)]
     eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
@@ -151,6 +161,19 @@ def clients_that_leave(stage: Scene) -> None:
     answering = stage.proxy.start(stage.prompt(), max_tokens=2000)
     eventually(lambda: len(answering.tokens) > 5, "decode is answering")
     answering.leave()
+
+
+def clients_that_leave_a_prefill_that_stands_still(stage: Scene) -> None:
+    """It hears of none of them in time. It is told again until it does, and lets go of what decode still reads."""
+    stage.channel.set(KEEP_BEGIN)
+    begun = len(stage.channel.sent("begin"))
+    pulling = [stage.proxy.start(stage.prompt()) for _ in range(2)]
+    eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
+    with stopped(stage.prefill.processes().values()):
+        for request in pulling:
+            request.leave()
+        time.sleep(UNHEARD_S)
+    eventually(lambda: not stage.held(), "prefill is told again", SOON_S)
 
 
 def lost_messages(stage: Scene) -> None:
@@ -174,13 +197,14 @@ def repeated_and_late_messages(stage: Scene) -> None:
     """Every message that decode has ever sent, once more, bit by bit: between requests and while a pull is under way."""
     answers = replay(stage, stage.channel.sent())
     assert answers > 20
-    stage.channel.set({"begin": {"delay_answers_s": 1.0}})
+    stage.channel.set(KEEP_BEGIN)
     prompts = [stage.prompt() for _ in range(2)]
     expected = [stage.expected(prompt) for prompt in prompts]
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(prompt) for prompt in prompts]
     eventually(lambda: len(stage.channel.sent("begin")) >= begun + 2, "decode is reading")
     replay(stage, stage.channel.sent())
+    stage.channel.set({})
     for request, right in zip(requests, expected, strict=True):
         stage.asserts_right(request.result(), right, "messages that were repeated during the pull")
 
@@ -233,7 +257,7 @@ def write(path: Path, plan: object) -> None:
 
 def decode_is_killed_and_started_again(stage: Scene) -> None:
     """In the middle of pulls and of answers. Its successor meets prefill anew; the proxy finds it by itself."""
-    stage.channel.set({"begin": {"delay_answers_s": 20.0}})
+    stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     requests = [stage.proxy.start(stage.prompt()) for _ in range(3)]
     eventually(lambda: len(stage.channel.sent("begin")) >= begun + 3, "decode is reading")
@@ -250,21 +274,38 @@ def decode_is_killed_and_started_again(stage: Scene) -> None:
 
 def prefill_is_killed(stage: Scene) -> None:
     """While one prompt is computed and the KV of another is read."""
-    read, computed = stage.prompt(), stage.prompt(3500)
+    read = stage.prompt()
     expected = stage.expected(read)
-    stage.channel.set({"begin": {"delay_answers_s": 1.5}})
+    stage.channel.set(KEEP_BEGIN)
     begun = len(stage.channel.sent("begin"))
     reading = stage.proxy.start(read)
     eventually(lambda: len(stage.channel.sent("begin")) > begun, "decode is reading")
-    computing = stage.proxy.start(computed)
-    time.sleep(0.2)
-    stage.prefill.kill()
+    with halfway(stage) as computing:
+        stage.prefill.kill()
+    stage.channel.set({})
     stage.asserts_by_policy(reading.result(), expected, "prefill was killed during the pull")
     refused = computing.result()
     assert refused.status in (502, 503), refused
     assert max(reading.result().seconds, refused.seconds) < SOON_S
-    stage.channel.set({})
     eventually(lambda: stage.proxy.ask(stage.prompt()).status == 503, "the proxy has noticed", SOON_S)
     stage.decode.do("wait_idle")
     assert metric(stage.decode.metrics(), "vllm:kv_cache_usage_perc") == 0
     assert stage.decode.generate([read], max_tokens=12, cache_salt="after")[0]["token_ids"] == expected, "decode lives"
+
+
+@contextmanager
+def halfway(stage: Scene) -> Iterator[Request]:
+    """A request whose prompt prefill has begun to compute and cannot end: its worker has been stopped in the middle."""
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end:
+        begun = len(stage.channel.sent("begin"))
+        request = stage.proxy.start(stage.prompt(3500))
+        while not stage.computing() and len(stage.channel.sent("begin")) == begun:
+            assert time.monotonic() < end, "prefill does not begin"
+        with stopped(pid for name, pid in stage.prefill.processes().items() if name.startswith("Worker")):
+            time.sleep(0.5)  # what the worker had done by then has been told
+            if stage.computing():
+                yield request
+                return
+        request.leave()
+    raise AssertionError("every prompt was computed before prefill could be stopped")

@@ -13,6 +13,7 @@ import zmq
 
 from tests.engine.cases import Cell, cell_spec, pool_config
 from tests.engine.runner import Engine, EngineSpec, metric, tokens
+from tests.waiting import eventually
 
 StartEngine = Callable[[EngineSpec], Engine]
 
@@ -52,8 +53,10 @@ def test_bc_009_an_engine_that_cannot_share_is_told_why(pool_root: Path, start_e
     spec.env["PYTHONHASHSEED"] = "7"
     reader = start_engine(spec)
     assert all(not r["num_cached_tokens"] for r in reader.generate(prompts, max_tokens=2))
+    warned = lambda: [line for line in reader.log_path.read_text().splitlines() if "no hit in" in line]  # noqa: E731
+    eventually(warned, "a warning")
     reader.do("sleep", seconds=1.0)
-    warnings = [line for line in reader.log_path.read_text().splitlines() if "no hit in" in line]
+    warnings = warned()
     assert len(warnings) == 1
     assert "hash_probe" in warnings[0]
     assert "ours" in warnings[0]
@@ -68,7 +71,7 @@ class Subscriber:
         self._socket.subscribe("")
         self._socket.connect(str(self.config["endpoint"]))
 
-    def take(self, seconds: float = 2.0) -> list[dict[str, Any]]:
+    def take(self, seconds: float = 4.0) -> list[dict[str, Any]]:
         """All events of the pool that have come, once it has been silent for a while."""
         events: list[dict[str, Any]] = []
         while self._socket.poll(int(seconds * 1000)):

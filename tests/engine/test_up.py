@@ -29,7 +29,7 @@ from tests.stores.live import NEEDS
 from tests.stores.memcache_pool import one_memcache_at_a_time
 from tests.waiting import ended_after, eventually
 
-READY_S, END_S, STORED_S = 240.0, 40.0, 20.0
+READY_S, END_S, STORED_S = 240.0, 60.0, 60.0
 ENGINE = "--dtype float32 --enforce-eager --skip-tokenizer-init --max-model-len 2048 --block-size 32 --seed 0"
 SHARED = Path("/dev/shm")
 
@@ -89,7 +89,7 @@ def ask(port: int, prompt: list[int], max_tokens: int) -> list[int]:
     body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     data = json.dumps({**body, "return_token_ids": True, "detokenize": False}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         choice: dict[str, Any] = json.load(answer)["choices"][0]
     ids: list[int] = choice["token_ids"]
     assert len(ids) == max_tokens

@@ -85,7 +85,7 @@ class Child:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def wait_idle(self, timeout_s: float = 30.0) -> float:
+    async def wait_idle(self, timeout_s: float = 90.0) -> float:
         """Wait until no engine core has anything to do, connector jobs included. Seconds waited."""
         core, began = self._engine.engine_core, time.monotonic()
         while True:

@@ -88,7 +88,7 @@ def _placed(env, item, tmp_path):
 def _run_bash(script, env, tmp_path):
     path = f"{tmp_path}/stubs:{os.defpath}"
     bash = [shutil.which("bash"), "-c", script]
-    done = subprocess.run(bash, env={**env, "PATH": path}, cwd=tmp_path, capture_output=True, timeout=30, check=True)
+    done = subprocess.run(bash, env={**env, "PATH": path}, cwd=tmp_path, capture_output=True, timeout=120, check=True)
     return dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if "=" in pair)
 
 
@@ -158,7 +158,7 @@ def test_values_arrive(item, launch):
 
 @ids(["command"])
 def test_commands_are_what_bash_can_read(item):
-    done = subprocess.run(["bash", "-n", HERE / item["path"]], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(["bash", "-n", HERE / item["path"]], capture_output=True, text=True, timeout=120, check=False)
     assert ("parsed" if done.returncode == 0 else "refused") == item["outcome"], done.stderr
     assert item.get("message", "") in done.stderr
 

@@ -16,7 +16,8 @@ from kvpool.proxy import listeners, server
 from kvpool.proxy.flags import read_flags
 from tests.proxy.fakes import Engine
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
+PATIENCE_S = 30.0  # a loaded machine, too, is done long before; shorter than what the fakes sleep
 SECRET = "a secret of the test suite"
 
 
@@ -25,7 +26,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
     async def bounded() -> None:
         await asyncio.wait_for(scenario, LIMIT_S)
-        await until(lambda: len(asyncio.all_tasks()) == 1, 5)
+        await until(lambda: len(asyncio.all_tasks()) == 1)
 
     asyncio.run(bounded())
 
@@ -86,7 +87,7 @@ class Running:
             loads = [(one["requests"], one["active_tokens"], one["held_tokens"]) for one in (await self.instances()).values()]
             return all(load == (0, 0, 0) for load in loads)
 
-        await until(idle, 5)
+        await until(idle)
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of what fits."""
@@ -97,7 +98,7 @@ class Running:
         return total
 
 
-async def until(condition: Any, limit_s: float = 10.0) -> None:
+async def until(condition: Any, limit_s: float = PATIENCE_S) -> None:
     """Wait until an asynchronous or ordinary condition holds."""
     async with asyncio.timeout(limit_s):
         while True:
@@ -153,7 +154,7 @@ async def proxy(
             yield running
         finally:
             ended.set()
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, PATIENCE_S)
 
 
 async def _sees(running: Running, wanted: dict[str, int]) -> bool:

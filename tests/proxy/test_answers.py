@@ -160,11 +160,12 @@ def test_prefill_is_rid_of_the_kv_with_the_first_byte() -> None:
             await until(lambda: ds[0].now == 1)
             load = (await running.instances())[f"prefill {ps[0].address}"]
             assert (load["active_tokens"], load["held_tokens"]) == (0, 100)
-            ds[0].pause_s = 0.2
+            ds[0].words, ds[0].pause_s = ["x"] * 200, 0.2
             ds[0].gate.set()
             await until(lambda: _grows(running, f"decode {ds[0].address}", 100))
             load = (await running.instances())[f"prefill {ps[0].address}"]
             assert (load["requests"], load["active_tokens"], load["held_tokens"]) == (0, 0, 0)
+            ds[0].pause_s = 0.0
             await stream
             await running.is_idle()
 
@@ -271,12 +272,12 @@ def test_an_engine_that_stops_amid_its_models_keeps_no_connection(monkeypatch) -
         return response
 
     monkeypatch.setattr(Engine, "_models", stops)
-    monkeypatch.setattr(passing, "LOOK_UP_S", 0.2)
+    monkeypatch.setattr(passing, "LOOK_UP_S", 1.0)
 
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds) as running:
             assert (await running.get("/v1/models")).status == 504
-            await until(gone.is_set, 5)
+            await until(gone.is_set)
 
     run(scenario())
 

@@ -69,7 +69,7 @@ def test_a_failed_prefill_ends_decode_with_its_error() -> None:
             for more in ({"stream": True}, {}, {"n": 2, "stream": True}):
                 answer = await running.complete(**more)
                 assert (answer.status, answer.json) == (422, {"error": {"message": "no"}})
-            await until(lambda: all(seen.cancelled.is_set() for seen in ds[0].seen), 1)
+            await until(lambda: all(seen.cancelled.is_set() for seen in ds[0].seen))
             await running.is_idle()
 
     run(scenario())
@@ -101,12 +101,12 @@ def test_another_prefill_instance_serves_and_decode_starts_again_with_it() -> No
 
 def test_a_decode_engine_that_never_calls_ends_with_a_deadline() -> None:
     async def scenario() -> None:
-        async with engines() as (ps, ds), proxy(ps, ds, "--first-byte-timeout", "0.4", **FLOW) as running:
+        async with engines() as (ps, ds), proxy(ps, ds, "--first-byte-timeout", "1", **FLOW) as running:
 
             async def silent(seen, request):
                 response = web.StreamResponse(headers={"content-type": "text/event-stream"})
                 await response.prepare(request)
-                await asyncio.sleep(30)
+                await asyncio.sleep(60)
                 return response
 
             ds[0].answer = silent
@@ -154,7 +154,7 @@ def test_with_a_secret_calls_are_signed_in_both_directions() -> None:
         secret = SECRET.encode()
         async with (
             engines() as (ps, ds),
-            proxy(ps, ds, "--first-byte-timeout", "1", env={"KVPOOL_SECRET": SECRET}, **FLOW) as running,
+            proxy(ps, ds, "--first-byte-timeout", "3", env={"KVPOOL_SECRET": SECRET}, **FLOW) as running,
         ):
             assert (await running.complete(stream=True)).status == 504  # this engine does not sign
             assert ds[0].called == 401

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from kvpool.ops.services.ports import free_port
 from tests.proxy.fakes import WORDS, Engine
-from tests.proxy.harness import engines, proxy, run, until
+from tests.proxy.harness import PATIENCE_S, engines, proxy, run, until
 
 REFUSED = {"error": {"message": "context too long: 9000 > 4096", "type": "BadRequestError", "code": 400}}
 
@@ -234,14 +234,14 @@ async def _is(running, name, state) -> bool:
 )
 def test_slow_engines_end_with_a_deadline(side, flag, stream) -> None:
     async def scenario() -> None:
-        async with engines(1, 1) as (ps, ds), proxy(ps, ds, f"--{flag}-timeout", "0.3") as running:
+        async with engines(1, 1) as (ps, ds), proxy(ps, ds, f"--{flag}-timeout", "1") as running:
             slow = ps[0] if side == "prefill" else ds[0]
             slow.answer = streaming(*([b"data: {}\n\n"] if flag == "idle" else []), end="silent")
             answer = await running.complete(stream=stream)
             error = answer.chunks[-1]["error"] if flag == "idle" else answer.json["error"]
             assert error["code"] == 504
             assert answer.status == (200 if flag == "idle" else 504)
-            await asyncio.wait_for(slow.seen[0].cancelled.wait(), 1)  # and the engine is told
+            await asyncio.wait_for(slow.seen[0].cancelled.wait(), PATIENCE_S)  # and the engine is told
             await running.is_idle()
 
     run(scenario())

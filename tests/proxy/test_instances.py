@@ -72,18 +72,18 @@ def test_bc_132_a_removed_instance_finishes_its_streams_and_gets_no_new_ones() -
 
 def test_bc_132_an_instance_that_does_not_answer_is_waited_for_and_given_up() -> None:
     async def scenario() -> None:
-        flags = ("--max-waiting-retries", "2", "--waiting-retry-interval", "0.5", "--health-interval", "0.1")
+        flags = ("--max-waiting-retries", "2", "--waiting-retry-interval", "1", "--health-interval", "0.1")
         async with engines() as (ps, ds), proxy(ps, ds, *flags) as running:
             late = await Engine("decode").start()
             await late.stop()
             answer = await change(running, "add", "decode", late.address, ds[0].address, late.address)
-            assert answer.json == {"waiting": [late.address], "known": [ds[0].address], "give_up_seconds": 1.0}
+            assert answer.json == {"waiting": [late.address], "known": [ds[0].address], "give_up_seconds": 2.0}
             assert (await running.complete()).status == 200
-            await until(lambda: _is(running, f"decode {late.address}", None), 3)
+            await until(lambda: _is(running, f"decode {late.address}", None))
             await change(running, "add", "decode", late.address)
             await late.start()
-            await until(lambda: _is(running, f"decode {late.address}", "ready"), 3)
-            await asyncio.sleep(1.2)
+            await until(lambda: _is(running, f"decode {late.address}", "ready"))
+            await asyncio.sleep(2.2)
             assert await state(running, f"decode {late.address}") == "ready"
             again = await change(running, "add", "decode", late.address)
             assert (again.status, again.json["waiting"]) == (200, [])
@@ -102,7 +102,7 @@ def test_a_drain_has_a_deadline_and_can_be_taken_back() -> None:
             await change(running, "add", "decode", ds[0].address)
             await until(lambda: _is(running, f"decode {ds[0].address}", "ready"))
             await change(running, "remove", "decode", ds[0].address)
-            await until(lambda: _is(running, f"decode {ds[0].address}", None), 2)
+            await until(lambda: _is(running, f"decode {ds[0].address}", None))
             ds[0].gate.set()
             assert (await stream).body.endswith(b"[DONE]\n\n")  # forgotten, not cut off
             await running.is_idle()

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from tests.proxy.fakes import WORDS
-from tests.proxy.harness import engines, proxy, run
+from tests.proxy.harness import engines, proxy, run, until
 
 TEXTS = [f'data: {{"choices": [{{"index": 0, "text": "{text}"}}]}}' for text in ("四🙂", "é")]
 FRAMES = "".join(frame + "\n\n" for frame in (TEXTS[0], ": note", TEXTS[1], "data: [DONE]")).encode()
@@ -68,9 +68,7 @@ def test_256_streams_at_once(mode) -> None:
             for one in ds:
                 one.gate.clear()
             asked = [asyncio.create_task(running.complete(f"prompt {number}", stream=True)) for number in range(256)]
-            async with asyncio.timeout(30):
-                while sum(one.now for one in ds) < 256:
-                    await asyncio.sleep(0.05)
+            await until(lambda: sum(one.now for one in ds) == 256)
             assert await running.metric("kvpool_proxy_running") == 256
             for one in ds:
                 one.gate.set()

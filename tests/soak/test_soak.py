@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +25,7 @@ SHAPES = {
     "hybrid": {"share": 0.1, "groups": (("full", 0), ("sliding", 24)), "num_blocks": 128},
     "tp2": {"share": 0.1, "tp": 2},
 }
-SLOPE_LIMIT = 40.0  # bytes a request: one leaked Python object would be more
+GROWTH_LIMIT = 40.0  # bytes a request: one leaked Python object would be more
 WARM = 4  # rounds until caches and the allocator are full
 
 
@@ -91,7 +90,6 @@ def no_log() -> Iterator[None]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bc_103_a_long_run_leaves_nothing_behind(shape):
     run = LongRun(dict(SHAPES[shape]))
-    started = time.monotonic()
     try:
         run.run()
     finally:
@@ -100,9 +98,9 @@ def test_bc_103_a_long_run_leaves_nothing_behind(shape):
     assert len(run.engine.pool.negatives) <= OPTIONS["negative_cache_entries"]
     assert len(run.engine.pool._offers._unsaved) <= 65536
     warm = run.memory[min(WARM, len(run.memory) - 2) :]
-    slope = np.polyfit(np.arange(len(warm)) * ROUND, warm, 1)[0] if len(warm) > 3 else 0.0
-    assert slope < SLOPE_LIMIT, f"{slope:.1f} bytes a request: {run.memory}"
-    assert time.monotonic() - started < 120
+    # A leak grows in every round; the allocator takes a piece now and then.
+    growth = float(np.median(np.diff(warm))) / ROUND if len(warm) > 3 else 0.0
+    assert growth < GROWTH_LIMIT, f"{growth:.1f} bytes a request: {run.memory}"
 
 
 def test_control_a_table_that_grows_is_noticed():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvpool.ops.services import Started
+from kvpool.ops.services import Started, processes, service
+from tests.ascend_stand_in.staged import StagedMemcacheService
 from tests.engine.runner import EngineSpec
+from tests.hosts import Host
 from tests.live_services import live_service
 from tests.stores.needs import needs_memcache, needs_mooncake, needs_yuanrong
 
@@ -42,3 +46,27 @@ def live_store(backend: str, folder: Path) -> Iterator[LiveStore]:
     NEEDS[backend]()
     with live_service(backend, folder, DRAM, START_S, STOP_S) as live:
         yield LiveStore(backend, live.started, live.prefix)
+
+
+@contextmanager
+def far_store(backend: str, folder: Path, host: Host) -> Iterator[LiveStore]:
+    """The same on another host, as an operator starts it there."""
+    NEEDS[backend]()
+    if backend == "memcache":
+        folder.mkdir()
+        staged = StagedMemcacheService(folder, DRAM, host.address, host.prefix)
+        started = staged.start(folder, START_S)
+        try:
+            yield LiveStore(backend, started, staged.prefix)
+        finally:
+            staged.stop(folder, STOP_S)
+        return
+    arguments = ["store", "start", backend, "--host", host.address, "--folder", str(folder), "--dram", f"{DRAM >> 20}MB"]
+    command = [*host.prefix, sys.executable, "-c", "from kvpool.cli import app; app()", *arguments]
+    subprocess.run(command, check=True, timeout=START_S)
+    running = processes.load(folder)
+    assert running is not None
+    try:
+        yield LiveStore(backend, running)
+    finally:
+        service(backend).stop(folder, STOP_S)

@@ -21,7 +21,7 @@ from kvpool.ops.services.processes import load
 from tests.ascend_stand_in.staged import StagedMemcacheService
 from tests.stores.needs import needs_memcache
 
-START_S = 60.0
+START_S = 90.0
 
 
 class Client:
@@ -51,7 +51,7 @@ class Client:
         assert line is not None, f"the worker ended; it said: {''.join(self.said)[-2000:]}"
         return line
 
-    def ask(self, do: str, *, timeout_s: float = 40.0, **arguments: Any) -> Any:
+    def ask(self, do: str, *, timeout_s: float = 90.0, **arguments: Any) -> Any:
         """What the worker answers; ``took_s`` is how long it took."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
@@ -70,7 +70,7 @@ class Client:
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
         if number == signal.SIGKILL:
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 class MemcachePool:
@@ -103,7 +103,7 @@ class MemcachePool:
     def client(self, **opening: Any) -> Client:
         """A worker whose store is open."""
         client = self.worker()
-        answer = client.ask("open", timeout_s=60.0, **opening)
+        answer = client.ask("open", timeout_s=90.0, **opening)
         assert answer == "open", answer
         return client
 

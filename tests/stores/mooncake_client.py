@@ -26,7 +26,7 @@ def main(path: str, me: int, count: int, start: float, folder: str) -> None:
     name = store._client.get_hostname()  # type: ignore[union-attr]
     assert [result.status for result in put(store, [f"client-{me}"], NBYTES)] == [Status.OK]
     everybody = [f"client-{i}" for i in range(count)]
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not all(isinstance(answer, Hit) for answer in store.exists([key(each) for each in everybody])):
         assert time.monotonic() < end, "the others did not come"
         time.sleep(0.05)

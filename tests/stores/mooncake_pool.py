@@ -19,11 +19,11 @@ from kvpool.options.mooncake_json import MooncakeOptions, read_mooncake
 from kvpool.stores.base import Batch, Result, Status
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore
-from tests.waiting import eventually
+from tests.waiting import eventually, is_stopped
 
 MIB = 1 << 20
 QUICK = MasterOptions(lease_s=1.0, client_ttl_s=3, discard_s=3)
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 class MooncakePool:
@@ -32,7 +32,7 @@ class MooncakePool:
     def __init__(self, folder: Path, service: MooncakeService) -> None:
         self.folder = folder
         self.service = service
-        self.started = service.start(folder, 30)
+        self.started = service.start(folder, 90)
         self._stores: list[MooncakeStore] = []
 
     def options(self, **changes: object) -> MooncakeOptions:
@@ -55,6 +55,8 @@ class MooncakePool:
         os.killpg(self.process(name).pid, number)
         if number == signal.SIGKILL:
             eventually(lambda: not processes.alive(self.process(name)), "it is dead")
+        if number == signal.SIGSTOP:
+            eventually(lambda: is_stopped(self.process(name).pid), "it stands still")
 
     def restart(self, name: str) -> None:
         """Start a process again that was killed, at the same address."""
@@ -69,9 +71,9 @@ class MooncakePool:
         self.started = replace(self.started, processes=sorted([*kept, fresh], key=lambda process: process.name != "master"))
         processes.save(self.started)
         if name == "master":
-            processes.wait_until(lambda: processes.listens(self.service.host, port), [fresh], 20)
+            processes.wait_until(lambda: processes.listens(self.service.host, port), [fresh], 90)
         else:
-            processes.wait_until(ready.exists, [fresh], 30)
+            processes.wait_until(ready.exists, [fresh], 90)
 
     def close(self) -> None:
         for process in self.started.processes:
@@ -116,7 +118,7 @@ def put(store: MooncakeStore, names: list[object], nbytes: int = MIB, deadline_s
     """Put contents that follow from the names; waits as long as the call takes."""
     memory = np.stack([content(name, nbytes) for name in names])
     handle = store.put(batch_of(names, memory), deadline_s)
-    assert handle.wait(90), "a put never ended"
+    assert handle.wait(120), "a put never ended"
     return handle.results()
 
 
@@ -124,7 +126,7 @@ def get(store: MooncakeStore, names: list[object], nbytes: int = MIB, deadline_s
     """Get, and compare every byte of what is said to be there."""
     memory = np.zeros((len(names), nbytes), dtype=np.uint8)
     handle = store.get(batch_of(names, memory), deadline_s)
-    assert handle.wait(90), "a get never ended"
+    assert handle.wait(120), "a get never ended"
     for row, result in enumerate(handle.results()):
         assert result.status is not Status.OK or np.array_equal(memory[row], content(names[row], nbytes)), names[row]
     return handle.results()

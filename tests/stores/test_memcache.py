@@ -17,7 +17,9 @@ NOT_CLAIMED = {
     "pin_reads_in_place",
     "reserve_when_full",
 }  # its memory is not mapped
-CONFORMANCE_S = 120.0
+CONFORMANCE_S = 240.0
+OF_ANOTHER_TEST = "memfabric_hybrid_test-"  # tests.unit.stores.test_service_processes, which may run at the same time
+pytestmark = pytest.mark.timeout(1800)  # it waits for the tests of MemCache in other processes
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,8 @@ def test_the_real_folders_stay_as_they_are(pool: MemcachePool):
     assert pool.pid("meta-service")
     assert not Path("/usr/local/Ascend").exists()
     assert not Path("/etc/ascend_install.info").exists()
-    assert not list(Path("/dev/shm").glob("memfabric_hybrid_*"))
+    segments = [path for path in Path("/dev/shm").glob("memfabric_hybrid_*") if not path.name.startswith(OF_ANOTHER_TEST)]
+    assert not segments
 
 
 def test_a_restarted_engine_hits(pool: MemcachePool):
@@ -90,7 +93,7 @@ def test_bc_155_duplicates_of_two_processes_are_stored_once(pool: MemcachePool):
 
 def test_there_can_be_only_one_meta_service(pool: MemcachePool, tmp_path: Path):
     with pytest.raises(AssertionError, match=r"a MetaService runs on this host.*there can be only one"):
-        pool.stage.python("tests.ascend_stand_in.service", "start", str(tmp_path), "0", timeout_s=30.0)
+        pool.stage.python("tests.ascend_stand_in.service", "start", str(tmp_path), "0", timeout_s=90.0)
     assert META_SERVICE_LOCK.exists()
 
 

@@ -10,7 +10,10 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from kvpool.ops.services import processes
 from kvpool.ops.services.base import Running, Started
@@ -19,8 +22,8 @@ from kvpool.options.yuanrong_json import YuanrongOptions, read_yuanrong
 from kvpool.stores.context import Role, StoreContext
 from kvpool.stores.yuanrong import YuanrongStore
 
-START_S = 60.0
-STOP_S = 20.0
+START_S = 120.0
+STOP_S = 60.0
 
 
 class Worker:
@@ -49,8 +52,8 @@ class Worker:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         if self.again is not None:
-            self.again.wait(10)
-        end = time.monotonic() + 10
+            self.again.wait(60)
+        end = time.monotonic() + 60
         while processes.alive(self.process) and time.monotonic() < end:
             time.sleep(0.02)
 
@@ -68,6 +71,15 @@ class Worker:
 
     def store(self, role: Role = "worker", **changes: object) -> YuanrongStore:
         return YuanrongStore(self.options(**changes), StoreContext(role))
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """On a busy machine a client process takes long to start, and a lookup to be answered. Not where their deadlines are tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvpool.stores.yuanrong.store._START_S", START_S)
+        patch.setattr(YuanrongStore, "limits", replace(YuanrongStore.limits, lookup_s=30.0))
+        yield
 
 
 @contextmanager

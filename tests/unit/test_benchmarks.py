@@ -168,6 +168,22 @@ def test_committed_results_are_flat_and_complete() -> None:
     assert readme == summary.block(figures, readme), "run python -m benchmarks.summary"
 
 
+def test_every_missed_aim_is_named_in_the_docs() -> None:
+    figures = json.loads(LATEST.read_text())
+    missed = [
+        name for name, value in figures.items() if value is not None and not aim_of(name, figures)[1] and aim_of(name, figures)[0]
+    ]
+    said = (ROOT / "docs" / "benchmarks.md").read_text().partition("## What the committed figures say")[2]
+    names = re.findall(r"`([a-z0-9_]+?)(?:…|_…)?`", said)
+    assert not [name for name in missed if not any(name.startswith(other) for other in names)]
+
+
+def test_a_part_of_another_commit_is_named() -> None:
+    text = summary.rows({"commit": "aaa", "peers_commit": "bbb", "local_commit": "aaa"})
+    assert "; peers at bbb." in text
+    assert "local at" not in text
+
+
 def test_readme_shows_figures_with_missed_aims() -> None:
     figures = {"exists_1000_ms": 1.5, "exists_1000_ms_500000": None, "local_get_vs_memcpy": 0.9}
     text = summary.block(figures, f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter")

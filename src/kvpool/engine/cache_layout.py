@@ -90,7 +90,8 @@ def _tell_uncut(layouts: Sequence[BlockLayout], split: Split, total_heads: int) 
     widest = max((one.shard.last_head - one.shard.first_head + 1 for one in layouts), default=0)
     if widest > max(1, total_heads // split.tp_size):
         logger.warning(
-            "kvpool: what this engine stores cannot be cut for prefill_tp_size=%d (%d KV heads, %d in one piece): prefill will not find it",
+            "kvpool: what this engine stores cannot be cut for prefill_tp_size=%d (%d KV heads, %d in one piece): "
+            "prefill will not find it",
             split.tp_size,
             total_heads,
             widest,

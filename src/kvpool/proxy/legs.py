@@ -19,7 +19,7 @@ from kvpool.proxy.failures import FailureError, UnreachableError, busy
 from kvpool.proxy.metrics import Metrics
 from kvpool.proxy.options import ProxyOptions
 from kvpool.proxy.releases import Releases
-from kvpool.proxy.table import Claim, NoInstanceError, Side, Table
+from kvpool.proxy.table import Claim, Instance, NoInstanceError, Side, Table
 from kvpool.proxy.upstream import Reply, Upstream
 from kvpool.transfer.offer import Offer
 
@@ -48,7 +48,7 @@ class Try:
     without: set[Address]
     request_id: str
     transfer_id: str
-    unanswered: Address | None = None
+    unanswered: Instance | None = None
 
 
 class Legs:
@@ -84,7 +84,7 @@ class Legs:
         found = answer.get("kv_transfer_params")
         where = found if isinstance(found, dict) else None
         claim.hold()
-        offer = self.releases.read(claim.instance.address, where)
+        offer = self.releases.read(claim.instance, where)
         return Prefilled(where, offer, usage.cached_tokens(answer) or 0, claim)
 
     async def decode(self, attempt: Try, params: Mapping[str, Any] | None, cached: Cached) -> Answer:
@@ -106,7 +106,7 @@ class Legs:
             except NoInstanceError as error:
                 raise busy(503, str(error), NOT_READY_S) from None
             attempt.ask.trail[str(side)] = str(claim.instance.address)
-            attempt.unanswered = claim.instance.address if side is Side.PREFILL else None
+            attempt.unanswered = claim.instance if side is Side.PREFILL else None
             try:
                 reply = await self._upstream.post(claim.instance, attempt.ask.path, body, headers, deadline_s)
             except UnreachableError as error:

@@ -20,10 +20,11 @@ class _Lines(logging.Formatter):
 
 
 def set_up(level: str) -> None:
-    """To standard error; what the web server says only from WARNING on."""
+    """To standard error; what libraries and the channel to prefill say only from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
-    for name, lowest in (("kvpool.proxy", level.upper()), ("uvicorn", "WARNING"), ("asyncio", "WARNING"), ("aiohttp", "WARNING")):
+    others = ("kvpool.transfer", "uvicorn", "asyncio", "aiohttp")
+    for name, lowest in (("kvpool.proxy", level.upper()), *((other, "WARNING") for other in others)):
         one = logging.getLogger(name)
         one.handlers, one.propagate = [handler], False
         one.setLevel(lowest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,7 +25,10 @@ class Metrics:
         )
         self.retries = self._counter("retries", "Connections that failed and were tried again.", "side")
         self.restarts = self._counter("restarts", "Requests that were started again on another instance.")
-        self.releases = self._counter("releases", "Offers of prefill given up, and whether it could be told.", "outcome")
+        self.releases = self._counter("releases", "Offers of prefill given up, by what came of telling it.", "outcome")
+        self.releases_waiting = Gauge(
+            "kvpool_proxy_releases_waiting", "Offers given up of which prefill has not been told yet.", registry=self.registry
+        )
         self.broken = self._counter("broken_streams", "Streams that ended with an error after the first byte.")
         self.prefill_seconds = self._histogram("prefill_seconds", "Seconds that prefill requests took.")
         self.first_byte_seconds = self._histogram("first_byte_seconds", "Seconds until the first byte of an answer.")

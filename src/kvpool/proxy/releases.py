@@ -2,43 +2,43 @@
 
 Two cases. Prefill has answered with an offer, and the decode request has failed or nobody waits for it any more: the offer is
 released. Or the prefill request has ended before its answer came: then it is released by the transfer id that the request carried,
-at every listener from which that engine has offered before. Prefill remembers that, in case it has yet to finish the request.
+wherever that engine is known to listen. Prefill remembers that, in case it has yet to finish the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from kvpool.proxy.addresses import Address
 from kvpool.proxy.logs import say
 from kvpool.proxy.metrics import Metrics
+from kvpool.proxy.prefill_listeners import PrefillListeners
+from kvpool.proxy.table import Instance
 from kvpool.transfer.channel import Caller
 from kvpool.transfer.offer import Offer, OfferError, read_offer
-from kvpool.transfer.release import Releaser
+from kvpool.transfer.release import Outcome, Releaser
 from kvpool.transfer.secret import Secret, find_secret, is_loopback
 
 CLOSE_S = 3.0
 _THREADS = 4
-_LISTENERS = 256  # of one engine: one for each data-parallel rank, and those from before it was started anew
+_GONE = (Outcome.RESTARTED, Outcome.UNREACHABLE)
 
 
 class Releases:
-    """Its calls return at once; ``close`` waits a little for what is under way. ``secret``: that of KVPOOL_SECRET."""
+    """Its calls return at once; ``close`` waits a little for what can still be told. ``secret``: that of KVPOOL_SECRET."""
 
     def __init__(self, secret: bytes | None, metrics: Metrics) -> None:
         self._secret, self._metrics = secret, metrics
         self._secrets: dict[bool, Secret] = {}
         self._releasers: dict[bytes, Releaser] = {}
-        self._listeners: dict[Address, dict[tuple[str, int], Offer]] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, "kvpool-release")
-        self._tasks: set[asyncio.Task[None]] = set()
         self._warned = False
+        metrics.releases_waiting.set_function(lambda: sum(one.backlog() for one in list(self._releasers.values())))
 
-    def read(self, prefill: Address, params: Mapping[str, object] | None) -> Offer | None:
+    def read(self, prefill: Instance, params: Mapping[str, object] | None) -> Offer | None:
         """The offer in the params of a prefill engine's answer. None where there is none, or none that we could release."""
         if not params or params.get("transfer_id") is None:
             return None
@@ -47,45 +47,37 @@ class Releases:
         except (OfferError, OSError) as error:
             if not self._warned:
                 self._warned = True
-                say("offers of prefill cannot be released early", logging.WARNING, prefill=str(prefill), reason=str(error))
+                say("offers of prefill cannot be released early", logging.WARNING, prefill=str(prefill.address), reason=str(error))
             return None
-        known = self._listeners.setdefault(prefill, {})
-        known[offer.host, offer.port] = offer
-        if len(known) > _LISTENERS:
-            del known[next(iter(known))]
+        prefill.listeners.note(offer, prefill.starts)
         return offer
 
     def release(self, offer: Offer, reason: str) -> None:
-        self._start(self._tell(offer, reason))
+        self._releaser_for(offer.host).release(offer, reason, force=True, then=self._count)
 
-    def release_unseen(self, prefill: Address, transfer_id: str) -> None:
-        """What a prefill request may have left whose answer has not come."""
-        for offer in list(self._listeners.get(prefill, {}).values()):
-            mine = replace(offer, transfer_id=transfer_id)
-            self._start(self._tell(mine, "its prefill request ended before it was answered"))
+    def release_unseen(self, prefill: Instance, transfer_id: str) -> None:
+        """What a prefill request may have left whose answer has not come: its time begins now at the earliest."""
+        for known in prefill.listeners.offers():
+            offer = replace(known, transfer_id=transfer_id, seen=time.monotonic())
+            releaser, reason = self._releaser_for(offer.host), "its prefill request ended before it was answered"
+            releaser.release(offer, reason, force=True, then=partial(self._ended_unseen, prefill.listeners, known))
 
     async def close(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_S)
-        for task in self._tasks:
-            task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for releaser in self._releasers.values():
-            releaser.close()
+        await asyncio.gather(*(asyncio.to_thread(one.close, CLOSE_S) for one in self._releasers.values()))
 
-    def _start(self, telling: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(telling)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _count(self, outcome: Outcome) -> None:
+        self._metrics.releases.labels(outcome).inc()
 
-    async def _tell(self, offer: Offer, reason: str) -> None:
-        secret = self._secret_for(offer.host).value
+    def _ended_unseen(self, listeners: PrefillListeners, known: Offer, outcome: Outcome) -> None:
+        self._count(outcome)
+        if outcome in _GONE:
+            listeners.forget(known)
+
+    def _releaser_for(self, host: str) -> Releaser:
+        secret = self._secret_for(host).value
         if secret not in self._releasers:
-            self._releasers[secret] = Releaser(Caller(secret))
-        releaser = self._releasers[secret]
-        loop = asyncio.get_running_loop()
-        told = await loop.run_in_executor(self._threads, lambda: releaser.release(offer, reason, force=True))
-        self._metrics.releases.labels("told" if told else "unreachable").inc()
+            self._releasers[secret] = Releaser(Caller(secret), _THREADS)
+        return self._releasers[secret]
 
     def _secret_for(self, host: str) -> Secret:
         """As the engine there found it."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import TracebackType
 
 from kvpool.proxy.addresses import Address
+from kvpool.proxy.prefill_listeners import PrefillListeners
 
 
 class Side(StrEnum):
@@ -42,6 +43,8 @@ class Instance:
         self.held = 0
         self.requests = 0
         self.failures = 0  # in a row
+        self.starts = 0  # times that it has become ready
+        self.listeners = PrefillListeners()
         self.used = 0  # number of the last claim on the table: of equals the one that waited longest goes first
         self.leave_by = leave_by  # when a new one that never answers, or one that drains, is given up
 
@@ -148,6 +151,7 @@ class Table:
         instance.failures = 0 if ok else instance.failures + 1
         if ok and before in (State.WAITING, State.DOWN):
             instance.state, instance.leave_by = State.READY, None
+            instance.starts += 1
         elif before is State.READY and instance.failures >= self._down_after:
             instance.state = State.DOWN
         return instance.state is not before

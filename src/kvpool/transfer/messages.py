@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Both sides must speak the same; raise it with every change below."""
 
 

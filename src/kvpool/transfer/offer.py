@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpool.core.signing import sign, verify
 from kvpool.transfer.messages import PROTOCOL
@@ -19,6 +20,7 @@ from kvpool.transfer.secret import Secret
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
+HOLD_MOST_S = 86_400
 
 
 def is_transfer_id(value: object) -> bool:
@@ -32,16 +34,24 @@ class OfferError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``instance`` is the start of the prefill engine at ``host:port``; ``tokens`` is the length of the prompt."""
+    """``instance`` is the start of the prefill engine at ``host:port``; ``tokens`` is the length of the prompt; ``hold_s``: for how
+    many seconds prefill keeps it. ``seen``: time.monotonic() when this process got to know of it."""
 
     transfer_id: str
     instance: str
     host: str
     port: int
     tokens: int
+    hold_s: int
+    seen: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def until(self) -> float:
+        """time.monotonic() by which prefill has let go of it by itself."""
+        return self.seen + self.hold_s
 
     def _signed(self) -> bytes:
-        fields = (PROTOCOL, self.transfer_id, self.instance, self.host, self.port, self.tokens)
+        fields = (PROTOCOL, self.transfer_id, self.instance, self.host, self.port, self.tokens, self.hold_s)
         return "\n".join(map(str, ("kvpool offer", *fields))).encode()
 
     def to_params(self, secret: Secret, engine_id: str, request_id: str, tables: Sequence[Sequence[int]]) -> dict[str, object]:
@@ -56,6 +66,7 @@ class Offer:
             "transfer_id": self.transfer_id,
             "transfer_instance": self.instance,
             "transfer_tokens": self.tokens,
+            "transfer_hold_seconds": self.hold_s,
             "transfer_protocol": PROTOCOL,
             "transfer_auth": secret.kind,
             "transfer_signature": base64.b64encode(sign(secret.value, self._signed())).decode(),
@@ -75,10 +86,13 @@ def read_offer(params: Mapping[str, object], secret: Secret) -> Offer:
         raise OfferError(f"kv_transfer_params: transfer_protocol is {params.get('transfer_protocol')!r}, expected {PROTOCOL}")
     names = ("transfer_id", "transfer_instance", "remote_host", "transfer_signature")
     transfer_id, instance, host, signature = (str(read(name, str)) for name in names)
-    port, tokens = int(str(read("remote_port", int))), int(str(read("transfer_tokens", int)))
-    if not _ID.fullmatch(transfer_id) or not _HOST.fullmatch(host) or not 1 <= port <= 65535 or tokens < 1:
-        raise OfferError("kv_transfer_params: transfer_id, remote_host, remote_port or transfer_tokens is malformed")
-    offer = Offer(transfer_id, instance, host, port, tokens)
+    port, tokens, hold_s = (int(str(read(name, int))) for name in ("remote_port", "transfer_tokens", "transfer_hold_seconds"))
+    well = _ID.fullmatch(transfer_id) and _HOST.fullmatch(host) and 1 <= port <= 65535 and tokens >= 1
+    if not well or not 1 <= hold_s <= HOLD_MOST_S:
+        raise OfferError(
+            "kv_transfer_params: transfer_id, remote_host, remote_port, transfer_tokens or transfer_hold_seconds is malformed"
+        )
+    offer = Offer(transfer_id, instance, host, port, tokens, hold_s)
     try:
         tag = base64.b64decode(signature, validate=True)
     except (binascii.Error, ValueError):

@@ -142,7 +142,7 @@ def test_an_engine_that_hangs_fails_within_the_deadline(stack: ExitStack, expect
     began = time.monotonic()
     with pytest.raises(Silent, match="no answer within 0 s"):
         Asking(client, expected).right("first")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 def test_the_end_of_the_run_is_the_end_of_every_wait(stack: ExitStack, expected: Expected) -> None:
@@ -150,7 +150,7 @@ def test_the_end_of_the_run_is_the_end_of_every_wait(stack: ExitStack, expected:
     began = time.monotonic()
     with pytest.raises(Silent):
         Asking(client, expected).right("first")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     over = Client("m", lambda most: 0.0, client.url)
     with pytest.raises(Silent, match="the time was over"):
         over.ask([1])

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from kvpool.ops.acceptance.engines import Engines
 from kvpool.ops.acceptance.options import AcceptanceOptions
@@ -105,14 +106,14 @@ def _state(pid: int) -> str:
 def test_one_is_killed_and_started_again_and_the_others_stay(tmp_path: Path) -> None:
     with _launch() as launch:
         one, two = _server("one", tmp_path), _server("two", tmp_path)
-        launch.add(one, 20.0)
-        launch.add(two, 20.0)
+        launch.add(one, 60.0)
+        launch.add(two, 60.0)
         killed = _pids("one", tmp_path)
         launch.kill("one")
         assert [_state(pid) for pid in killed] == ["", ""]
         assert answers(two.ready)
         again = _server("one", tmp_path)
-        launch.add(again, 20.0)
+        launch.add(again, 60.0)
         assert answers(again.ready)
         ended = _pids("one", tmp_path)
         launch.end("one", 5.0)
@@ -125,15 +126,12 @@ def test_one_is_killed_and_started_again_and_the_others_stay(tmp_path: Path) -> 
 def test_one_is_stopped_and_goes_on(tmp_path: Path) -> None:
     with _launch() as launch:
         process = _server("one", tmp_path)
-        launch.add(process, 20.0)
+        launch.add(process, 60.0)
         engines = _engines(launch, PLACE)
         engine = engines.engine("one", None)
         engines.stop(engine)
         pids = _pids("one", tmp_path)
-        end = time.monotonic() + 5
-        while [_state(pid) for pid in pids] != ["T", "T"] and time.monotonic() < end:
-            time.sleep(0.02)
-        assert [_state(pid) for pid in pids] == ["T", "T"]
+        eventually(lambda: [_state(pid) for pid in pids] == ["T", "T"], "they stand still")
         engines.go_on(engine)
         assert answers(process.ready)
 
@@ -144,10 +142,10 @@ def test_what_does_not_come_up_is_an_error_and_leaves_nothing(tmp_path: Path) ->
         began = time.monotonic()
         with pytest.raises(OSError, match=r"silent: no answer within 0\.5 s"):
             launch.add(silent, 0.5)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         dead = Process("dead", (sys.executable, "-c", "raise SystemExit('no such model')"), "http://127.0.0.1:9/")
         with pytest.raises(OSError, match="no such model"):
-            launch.add(dead, 20.0)
+            launch.add(dead, 60.0)
         good = _server("good", tmp_path)
-        launch.add(good, 20.0)  # those that failed are forgotten
+        launch.add(good, 60.0)  # those that failed are forgotten
         assert answers(good.ready)

@@ -29,7 +29,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking_module, "SETTLED_S", 0.0)
     monkeypatch.setattr(client_module, "SETTLE_S", 0.2)
     monkeypatch.setattr(client_module, "EMPTY_S", 0.3)
-    monkeypatch.setattr(kills, "SAVING_S", 0.5)
+    monkeypatch.setattr(kills, "SAVING_S", 30.0)
     monkeypatch.setattr(kills, "RECOVERED_S", 0.5)
 
 
@@ -184,8 +184,9 @@ def test_harm_is_seen(
 
 
 def test_an_engine_that_stores_nothing_cannot_be_killed_in_the_middle_of_saves(
-    stack: ExitStack, expected: Expected, tmp_path: Path
+    stack: ExitStack, expected: Expected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kills, "SAVING_S", 0.5)
     engines = StandIns(stack, tmp_path, service=True)
     engines.engines["victim"].vices.add("stores-nothing")
     outcomes = _run(engines, expected)

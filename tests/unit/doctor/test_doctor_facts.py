@@ -25,6 +25,7 @@ from kvpool.ops.doctor.facts.versions import read_versions
 from kvpool.ops.doctor.host import Host, Ran, run_tool, within
 from kvpool.ops.doctor.need import Endpoint, Need
 from kvpool.ops.doctor.raw import Disks
+from kvpool.ops.services.ports import free_port
 from kvpool.options.probe import Probe
 
 PAGE = 4096
@@ -183,11 +184,11 @@ def test_ssd(tmp_path):
 
 def test_a_filesystem_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
     monkeypatch.setattr(ssd, "LOOK_S", 0.1)
-    monkeypatch.setattr(ssd, "read_directory", lambda path: time.sleep(5))
-    monkeypatch.setattr(Probe, "disk", lambda self, path: time.sleep(5))
+    monkeypatch.setattr(ssd, "read_directory", lambda path: time.sleep(60))
+    monkeypatch.setattr(Probe, "disk", lambda self, path: time.sleep(60))
     began = time.monotonic()
     found = read_ssd(host_at(tmp_path), Disks(("/data",), ("/dev/nvme0n1",)))
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20
     assert "does not answer within 0.1 s" in found.directories[0].problem
     assert found.devices[0][1].signature is None
 
@@ -250,7 +251,7 @@ def test_a_tool_that_hangs_is_asked_once(tmp_path):
 
 def test_ports():
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", free_port()))
         listener.listen()
         taken = Endpoint("x", f"127.0.0.1:{listener.getsockname()[1]}")
         assert try_bind(taken).good is False
@@ -269,7 +270,7 @@ def test_ports():
 def test_a_name_with_several_addresses_answers_at_any_of_them(monkeypatch):
     """localhost is ::1 first on many hosts, and services listen on 127.0.0.1."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", free_port()))
         listener.listen()
         port = listener.getsockname()[1]
         kind = (socket.SOCK_STREAM, 6, "")
@@ -316,14 +317,14 @@ def test_tools_end_at_their_deadline_with_their_children():
 
 def test_a_call_that_takes_too_long_is_left():
     began = time.monotonic()
-    assert within(0.1, lambda: time.sleep(5)) is None
-    assert time.monotonic() - began < 3
-    assert within(5, lambda: 7) == 7
+    assert within(0.1, lambda: time.sleep(60)) is None
+    assert time.monotonic() - began < 20
+    assert within(60, lambda: 7) == 7
 
     def refuse():
         raise OSError("no")
 
-    assert within(5, refuse) is None
+    assert within(60, refuse) is None
 
 
 @pytest.mark.parametrize("text", ["", "x", "-"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,15 +30,17 @@ def at(root):
 
 
 @pytest.mark.skipif(not os.access(SHARED, os.W_OK), reason="this system has no /dev/shm")
-def test_a_local_pool_is_measured_and_removed():
-    before = leftovers(SHARED)
+def test_a_local_pool_is_measured_and_removed(monkeypatch):
+    made, mkdtemp = [], tempfile.mkdtemp
+    monkeypatch.setattr(measuring.tempfile, "mkdtemp", lambda **where: made.append(Path(mkdtemp(**where))) or str(made[-1]))
     found = measure(good.LOCAL)
     assert found.error == ""
-    assert found.put_gbps > 0.05
-    assert found.get_gbps > 0.05
+    assert found.put_gbps > 0
+    assert found.get_gbps > 0
     assert found.same
     assert found.lease_s is None
-    assert leftovers(SHARED) <= before
+    assert [folder.parent for folder in made] == [Path(SHARED)]
+    assert not made[0].exists()
 
 
 def test_a_pool_that_cannot_be_made_is_an_answer(tmp_path, monkeypatch):
@@ -52,7 +55,7 @@ def test_a_process_that_hangs_ends_at_its_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "LOCAL_S", 0.05)
     began = time.monotonic()
     assert measure(at(tmp_path)).error == "no answer within 0.05 s"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert leftovers(tmp_path) == set()
 
 
@@ -134,9 +137,9 @@ def test_a_store_that_loses_or_changes_bytes_is_found_out(tmp_path, monkeypatch,
 
 def test_a_store_that_hangs_is_left(tmp_path, monkeypatch):
     small(monkeypatch)
-    monkeypatch.setattr(measured, "CALL_S", 0.3)
+    monkeypatch.setattr(measured, "CALL_S", 1.0)
     monkeypatch.setattr(measured, "GRACE_S", 0.2)
-    store = faulty(tmp_path, calls={"get": {"late_s": 2.0}})
+    store = faulty(tmp_path, calls={"get": {"late_s": 4.0}})
     found = measured.measure_store(store)
-    assert found.error == "a get was not done after 0.5 s"
+    assert found.error == "a get was not done after 1.2 s"
     store.close()

@@ -80,16 +80,17 @@ class Started:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
-    before = descendants()
-    yield
-    assert not descendants() - before
+def before():
+    """What other tests of this process have started, such as a resource tracker; nothing else may be left afterwards."""
+    found = descendants()
+    yield found
+    assert not descendants() - found
 
 
-def test_what_is_ready_is_told_and_ends_with_the_block(tmp_path):
+def test_what_is_ready_is_told_and_ends_with_the_block(tmp_path, before):
     with Started(tmp_path, server("one"), server("two")) as started:
-        started.launch.start(30)
-        assert len(descendants()) >= 2
+        started.launch.start(60)
+        assert len(descendants() - before) >= 2
     for name in ("one", "two"):
         assert any(line.startswith(f"{name}: ready after") for line in started.said)
     assert started.said[-1] == "stopped"
@@ -100,7 +101,7 @@ def test_what_never_answers_is_given_up_at_the_deadline_with_its_last_lines(tmp_
         began = time.monotonic()
         with pytest.raises(OSError, match=r"(?s)^b: no answer within 5 s.*loading"):
             started.launch.start(5)
-        assert 5 <= time.monotonic() - began < 25
+        assert 5 <= time.monotonic() - began < 60
 
 
 def test_what_dies_at_the_start_shows_its_last_lines_at_once(tmp_path):
@@ -137,11 +138,11 @@ def test_a_service_that_does_not_come_up_shows_its_last_lines_and_no_log_that_is
     assert str(tmp_path) not in str(ended.value)
 
 
-def test_what_dies_later_ends_the_watch(tmp_path):
+def test_what_dies_later_ends_the_watch(tmp_path, before):
     dying = server()
     with Started(tmp_path, dying) as started:
-        started.launch.start(30)
-        (pid, _), *_ = descendants()
+        started.launch.start(60)
+        ((pid, _),) = descendants() - before
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(OSError, match=r"(?s)^a ended; the end of its log.*serving"):
             started.launch.watch()
@@ -150,7 +151,7 @@ def test_what_dies_later_ends_the_watch(tmp_path):
 def test_children_of_children_in_sessions_of_their_own_end_too(tmp_path):
     mark = tmp_path / "pid"
     with Started(tmp_path, server(child=str(mark))) as started:
-        started.launch.start(30)
+        started.launch.start(60)
         pid = int(mark.read_text())
         assert start_time(pid)
     assert not start_time(pid)
@@ -161,7 +162,7 @@ def test_processes_that_were_there_before_stay(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
         try:
             with Started(tmp_path, server()) as started:
-                started.launch.start(30)
+                started.launch.start(60)
             assert other.poll() is None
         finally:
             other.kill()
@@ -206,7 +207,7 @@ def sleeper(monkeypatch):
     return made
 
 
-def test_everything_ends_although_nobody_listens_any_more(tmp_path):
+def test_everything_ends_although_nobody_listens_any_more(tmp_path, before):
     """After SIGHUP the terminal is gone: writing to it fails."""
     gone = []
 
@@ -217,8 +218,8 @@ def test_everything_ends_although_nobody_listens_any_more(tmp_path):
     with Started(tmp_path, server(), say=say) as started:
         started.launch.start(60)
         gone.append(True)
-        assert descendants()
-    assert not descendants()
+        assert descendants() - before
+    assert not descendants() - before
 
 
 def test_a_service_that_dies_later_ends_the_watch(tmp_path, sleeper):
@@ -239,14 +240,14 @@ def test_a_service_that_was_interrupted_at_the_end_of_its_start_is_stopped(tmp_p
     assert sleeper.stopped == 1, "in order: a service may have more to tidy up than processes"
 
 
-def test_what_is_left_of_a_service_that_cannot_be_stopped_is_killed(tmp_path, sleeper):
+def test_what_is_left_of_a_service_that_cannot_be_stopped_is_killed(tmp_path, sleeper, before):
     def damaged():
         raise OSError("state.json is damaged")
 
     sleeper.stopping = damaged
     with pytest.raises(OSError, match="damaged"), Started(tmp_path, service=POOL) as started:
         started.launch.start(60)
-    assert not descendants()
+    assert not descendants() - before
 
 
 def test_the_deadline_is_for_service_and_engines_together(tmp_path, sleeper):
@@ -263,7 +264,7 @@ def run_for_ever(folder, mark):
     """In a process of its own: a launch that a signal ends."""
     try:
         with Started(folder, server(child=mark)) as started:
-            started.launch.start(30)
+            started.launch.start(60)
             print("ready", flush=True)
             started.launch.watch()
     except Told as told:
@@ -281,7 +282,7 @@ def test_a_signal_stops_all_children_and_their_children(number, tmp_path):
             process.send_signal(number)
             process.send_signal(number)  # impatience changes nothing
             assert json.loads(process.stdout.readline()) == {"told": number}
-            assert process.wait(30) == 0
+            assert process.wait(90) == 0
         finally:
             process.kill()
     assert not start_time(int(mark.read_text()))

@@ -163,7 +163,7 @@ PUTS = {"consumer_is_to_put": True}
         ({"prefill_tp_size": 4}, "kv_both", "no effect without consumer_is_to_put"),
         ({"decode_tp_size": 4, "consumer_is_to_load": True}, "kv_consumer", "no effect without consumer_is_to_put"),
         ({"decode_tp_size": 4, "consumer_is_to_put": True}, "kv_consumer", "no effect without prefill_tp_size"),
-        ({"fault_plan_path": "/tmp/faults"}, "kv_both", "for tests only"),
+        ({"fault_plan_path": "/srv/faults"}, "kv_both", "for tests only"),
         ({"qos_priority": 1}, "kv_both", "no effect with the local backend"),
         ({"layerwise_num_shared_buffers": 3}, "kv_both", "no effect without use_layerwise"),
     ],

@@ -98,7 +98,7 @@ def test_sources_of_the_additional_config(run):
 def test_hash_algorithm(run):
     wrong = run(json.dumps(POOL), "--hash-algo", "md5")
     assert wrong.exit_code == 2
-    assert "--hash-algo='md5'" in wrong.stderr
+    assert '--hash-algo="md5"' in wrong.stderr
     assert "sha256, sha256_cbor, xxhash, xxhash_cbor" in wrong.stderr
     assert "PYTHONHASHSEED is not set" in run(json.dumps(POOL), "--hash-algo", "xxhash").stdout
     assert "PYTHONHASHSEED is not set" not in run(json.dumps(POOL)).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from kvpool.core.signed_fields import ISSUED_AT, SIGNATURE, sign_fields, verify_fields
 from kvpool.core.signing import sign, verify
 from kvpool.options.errors import OptionError
-from kvpool.proxy import asks, estimate
+from kvpool.proxy import asks, estimate, logs
 from kvpool.proxy.addresses import Address, is_loopback, is_wildcard, pair, read_address, read_host
 from kvpool.proxy.admission import Admission
 from kvpool.proxy.failures import FailureError
@@ -221,3 +222,19 @@ def test_signatures_hold_for_what_was_signed_and_for_a_while() -> None:
     assert verify(SECRET, b"x", sign(SECRET, b"x"))
     assert not verify(SECRET, b"x", sign(SECRET, b"y"))
     assert not verify(SECRET, b"x", b"")
+
+
+def test_what_the_channel_to_prefill_says_is_a_line_of_json_too(capsys) -> None:
+    names = ("kvpool.proxy", "kvpool.transfer", "uvicorn", "asyncio", "aiohttp")
+    before = [(one, one.handlers, one.propagate, one.level) for one in map(logging.getLogger, names)]
+    try:
+        logs.set_up("info")
+        logging.getLogger("kvpool.transfer.release").warning("prefill is asked again: %s", "no answer")
+        logging.getLogger("kvpool.transfer.release").info("of no interest")
+    finally:
+        for one, handlers, propagate, level in before:
+            one.handlers, one.propagate = handlers, propagate
+            one.setLevel(level)
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["event"]) == ("warning", "prefill is asked again: no answer")

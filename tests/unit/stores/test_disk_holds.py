@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import lmdb
 import numpy as np
 import pytest
-from tests.unit.stores.helpers import batch, get, has, key, opened, put
-from tests.unit.stores.test_disk_parts import MIB, settings
+from tests.unit.stores.helpers import batch, get, has, held, key, opened, put
+from tests.unit.stores.test_disk_parts import HELD_BY_NOBODY, MIB, settings
 from tests.waiting import eventually
 
 from kvpool.stores.base import EVICTED, MISS, UNKNOWN, Hit, Status, Tier
@@ -37,7 +37,7 @@ def store(pool_root, ssd):
     """KEYS lie in memory and on the disk."""
     store = opened(pool_root, 16 * MIB, disk=settings(ssd))
     assert put(store, KEYS) == [Status.OK] * 4
-    eventually(lambda: None not in store._pool.disk.books.entries(KEYS))
+    eventually(lambda: None not in store._pool.disk.books.entries(KEYS), "they are copied")
     yield store
     store.close()
 
@@ -48,6 +48,7 @@ def only_on_disk(store) -> None:
             unit, _, nbytes, generation = records.entry(name)
             records.retract(name, unit, nbytes, generation, revivable=True)
 
+    eventually(lambda: store._pool.peers.stamps(np.arange(64)).max() == 0, HELD_BY_NOBODY)
     store._pool.writer.call(retract, 1e9)
 
 
@@ -63,7 +64,7 @@ def test_what_the_demoter_meets_before_its_commit_is_copied_after_it(store, monk
     monkeypatch.setattr(store._pool.stamps, "touch", slow, raising=False)
     new = [key(number) for number in range(100, 104)]
     assert put(store, new) == [Status.OK] * 4
-    eventually(lambda: None not in store._pool.disk.books.entries(new))
+    eventually(lambda: None not in store._pool.disk.books.entries(new), "they are copied")
 
 
 def test_a_removal_that_is_not_committed_holds_nothing(store, monkeypatch):
@@ -77,7 +78,7 @@ def test_a_removal_that_is_not_committed_holds_nothing(store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Records, "flush", full)
         assert store._pool.disk.remove(KEYS[:2])[0].status is Status.NO_SPACE
-        eventually(lambda: not books.leases._holds)
+        eventually(lambda: not books.leases._holds, HELD_BY_NOBODY)
     assert None not in books.entries(KEYS)
     assert [result.status for result in store.remove(KEYS[:2])] == [Status.OK] * 2
     assert not books.leases._holds
@@ -119,7 +120,7 @@ def test_the_record_of_an_object_is_not_cleared_for_another_one_that_was_there(s
     disk = store._pool.disk
     unit = ENTRY.unpack(disk.books.entries(KEYS[:1])[0])[0]
     disk.demoter.eraser.add([(b"gone", unit, 1)])
-    eventually(lambda: not disk.demoter.eraser._pending)
+    eventually(lambda: not disk.demoter.eraser._pending, "nothing is left to clear")
     assert unpack(disk.files.read_record(unit)).key == KEYS[0]
     assert store.verify() == []
 
@@ -133,11 +134,11 @@ def test_the_record_that_a_killed_demoter_did_not_publish_is_cleared(store):
     time.sleep(0.3)
     assert unpack(disk.files.read_record(room.unit)) == record, "it may be under way"
     disk.books.writer.cancel(CancelStep([room]))
-    eventually(lambda: unpack(disk.files.read_record(room.unit)) is None)
+    eventually(lambda: unpack(disk.files.read_record(room.unit)) is None, "the record is cleared")
 
 
 def stuck_eraser(monkeypatch, clear) -> Eraser:
-    monkeypatch.setattr(erase, "_WAIT_S", 0.05)
+    monkeypatch.setattr(erase, "_WAIT_S", 1.0)
     monkeypatch.setattr(erase, "_sort_out", lambda records, pending: (list(pending), []))
     tier = SimpleNamespace(
         io=IoPool(1),
@@ -151,13 +152,13 @@ def stuck_eraser(monkeypatch, clear) -> Eraser:
 
 def test_clearing_ends_when_nobody_waits_for_it_and_is_tried_again(monkeypatch):
     gate, cleared = threading.Event(), []
-    eraser = stuck_eraser(monkeypatch, lambda unit: gate.wait(10) and cleared.append(unit))
+    eraser = stuck_eraser(monkeypatch, lambda unit: gate.wait(60) and cleared.append(unit))
     eraser.add((b"key", unit, 1) for unit in range(5))
     with pytest.raises(TimeoutError):
         eraser.run()
     eraser.reused([3])
     gate.set()
-    assert eraser._tier.io.close(5)
+    assert eraser._tier.io.close(30)
     assert cleared == [0], "the others may be used again by now"
     assert sorted(eraser._pending) == [0, 1, 2, 4]
 
@@ -166,11 +167,11 @@ def test_a_tier_that_cannot_be_opened_leaves_nothing_open(pool_root, ssd, monkey
     def full(directory) -> None:
         raise OSError(errno.ENOSPC, "no room for the switch")
 
-    before = threading.active_count()
+    before = held()
     monkeypatch.setattr(tier_module, "Switch", full)
     with pytest.raises(OSError, match="no room"):
         opened(pool_root, 16 * MIB, disk=settings(ssd))
-    assert threading.active_count() == before
+    assert not held() - before
     folder = DiskFolder(ssd, "unit")
     assert folder.alone()
     folder.close()
@@ -251,13 +252,13 @@ def test_memory_is_found_while_the_books_cannot_be_read(store, monkeypatch):
 
 
 def test_a_tier_that_opens_too_late_is_closed(pool_root, ssd, monkeypatch):
-    gate, before = threading.Event(), threading.active_count()
+    gate, before = threading.Event(), set(threading.enumerate())
     monkeypatch.setattr(attach, "_OPEN_S", 0.1)
-    monkeypatch.setattr(attach, "_attach", lambda *arguments: gate.wait(10) and attach_books(*arguments))
+    monkeypatch.setattr(attach, "_attach", lambda *arguments: gate.wait(60) and attach_books(*arguments))
     with pytest.raises(TimeoutError, match="does not answer"):
         opened(pool_root, 16 * MIB, disk=settings(ssd))
     gate.set()
-    eventually(lambda: threading.active_count() == before)
+    eventually(lambda: not set(threading.enumerate()) - before, "its threads have ended")
     folder = DiskFolder(ssd, "unit")
     assert folder.alone()
     folder.close()

@@ -23,7 +23,7 @@ class Client:
 
     def start(self, names, *_):
         self.entered.set()
-        self.gate.wait(10)
+        self.gate.wait(30)
         if self.error is not None:
             raise self.error
         self.open |= set(names)
@@ -51,20 +51,20 @@ def link():
         fetch=lambda batch: [],
         quarantine=lambda keys: None,
     )
-    calls.close(5)
+    calls.close(30)
 
 
 def quiet(link):
     """Until every call has run that was queued, and those that these have queued."""
     for _ in range(3):
         wait = threading.Barrier(2).wait
-        assert all(call.wait(5) for call in [link.calls.begin(wait, 5) for _ in range(2)])
+        assert all(call.wait(30) for call in [link.calls.begin(wait, 30) for _ in range(2)])
 
 
 def test_a_begin_that_never_got_its_turn_gives_its_keys_up(link):
     held = threading.Event()
     for _ in range(2):
-        link.calls.begin(lambda: held.wait(10), 5)
+        link.calls.begin(lambda: held.wait(30), 30)
     writer = MooncakeWriter(link, [b"a", b"b"], 64, 0.05)
     assert [result.status for result in writer.results] == [Status.TRANSIENT] * 2
     assert link.books.writing() == []
@@ -74,7 +74,7 @@ def test_a_begin_that_never_got_its_turn_gives_its_keys_up(link):
 
 
 def test_a_begin_that_comes_late_keeps_its_keys_until_it_is_revoked(link):
-    writer = MooncakeWriter(link, [b"a"], 64, 0.1)
+    writer = MooncakeWriter(link, [b"a"], 64, 1.0)
     assert writer.results[0].status is Status.TRANSIENT
     assert link.books.writing() == [b"a"]
     link.client.gate.set()
@@ -88,7 +88,7 @@ def test_a_begin_that_fails_gives_its_keys_up(link, late):
     link.client.error = TimeoutError("of the library")
     if not late:
         link.client.gate.set()
-    writer = MooncakeWriter(link, [b"a"], 64, 0.1)
+    writer = MooncakeWriter(link, [b"a"], 64, 1.0)
     assert writer.results[0].status is Status.TRANSIENT
     link.client.gate.set()
     quiet(link)
@@ -99,11 +99,11 @@ def test_a_begin_that_fails_gives_its_keys_up(link, late):
 def test_a_reader_that_begins_after_its_end_leaves_no_session(link, where):
     gate, look = link.client.gate, link.look
     if where == "look":
-        link.client.gate, link.look = threading.Event(), lambda keys: (gate.wait(10), look(keys))[1]
+        link.client.gate, link.look = threading.Event(), lambda keys: (gate.wait(30), look(keys))[1]
         link.client.gate.set()
     began = time.monotonic()
-    reader = MooncakeReader(link, [b"a", b"b"], 0.1)
-    assert time.monotonic() - began < 5
+    reader = MooncakeReader(link, [b"a", b"b"], 1.0)
+    assert time.monotonic() - began < 10
     assert [result.status for result in reader.results] == [Status.TRANSIENT] * 2
     time.sleep(0.1)  # what its end has queued runs before the session is there
     gate.set()
@@ -117,7 +117,7 @@ def test_a_reader_that_begins_after_its_end_leaves_no_session(link, where):
 
 def test_a_reader_that_begins_in_time_keeps_its_sessions_until_the_end(link):
     link.client.gate.set()
-    reader = MooncakeReader(link, [b"a"], 5.0)
+    reader = MooncakeReader(link, [b"a"], 30.0)
     assert link.client.open == {"a"}
     reader.end()
     quiet(link)

@@ -2,10 +2,10 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from kvpool.ops.services import memcache
 from kvpool.ops.services.processes import start_time
@@ -27,9 +27,7 @@ def test_a_start_that_fails_leaves_no_shared_memory_of_killed_processes(monkeypa
 
     def deaf(name, command, folder, env):
         started = spawn(name, [sys.executable, "-c", MAPPED, str(segment), str(mark)], folder, env)
-        end = time.monotonic() + 60
-        while not mark.exists() and time.monotonic() < end:
-            time.sleep(0.05)
+        eventually(lambda: mark.exists() and mark.read_text(), "it has mapped its memory")
         assert segment.exists()
         return started
 

@@ -164,7 +164,7 @@ def test_removal_and_joining_race(pool_root):
     command = [sys.executable, "-c", script, str(pool_root)]
     runs = [subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for run in runs:
-        _, errors = run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=200)
         assert run.returncode == 0, errors
     assert list(pool_root.iterdir()) == []
 
@@ -225,7 +225,7 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(pool_root):
     run = subprocess.Popen([sys.executable, "-c", script, str(pool_root)], cwd=root, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     child = int(run.stdout.readline())
-    run.wait(30)
+    run.wait(60)
     try:
         store = opened(pool_root, SIZE)
         assert store.stats().writing == 0
@@ -294,7 +294,7 @@ def test_a_root_that_cannot_be_made_is_an_error_at_once(pool_root):
     before = time.monotonic()
     with pytest.raises(FileNotFoundError, match="there is no pool"):
         opened(pool_root / "no" / "such", SIZE)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 10
 
 
 def test_a_fork_in_the_middle_of_a_look_does_not_keep_the_dead_alive(pool_root, monkeypatch):

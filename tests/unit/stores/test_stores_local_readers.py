@@ -165,19 +165,19 @@ def test_the_table_and_a_clients_row_are_finite(table, monkeypatch):
     inside = threading.Barrier(SLOTS + 1)
 
     def look(txn):
-        inside.wait(10)
-        gate.wait(10)
+        inside.wait(60)
+        gate.wait(60)
 
     threads = [threading.Thread(target=mine.read, args=(lmdb, look)) for _ in range(SLOTS)]
     for thread in threads:
         thread.start()
-    inside.wait(10)
+    inside.wait(60)
     with pytest.raises(OSError, match="64 reads") as caught:
         mine.read(lmdb, lambda txn: None)
     assert caught.value.errno == errno.EBUSY
     gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert mine.read(lmdb, lambda txn: 1) == 1
     for _ in range(ROWS - 2):
         table()
@@ -210,11 +210,11 @@ def test_the_writer_waits_for_reads_that_forbid_its_transaction(table, path):
     asked: list[float] = []
     with pytest.raises(Abandoned, match="enough"), lock.held(lambda waited: asked.append(waited) or "enough" * (waited > 0.1)):  # type: ignore[func-returns-value]
         pass
-    assert 0.1 < asked[-1] < 2
-    threading.Timer(0.1, lambda: np.copyto(other._slots, 0)).start()
+    assert 0.1 < asked[-1] < 20
     before = time.monotonic()
+    threading.Timer(0.1, lambda: np.copyto(other._slots, 0)).start()
     with lock.held():
-        assert 0.05 < time.monotonic() - before < 5
+        assert 0.1 <= time.monotonic() - before < 20
     lock.close()
 
 
@@ -235,7 +235,7 @@ def test_one_writer_at_a_time(table, path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert (len(most), max(most)) == (150, 1)
     for lock in locks:
         lock.close()
@@ -264,7 +264,7 @@ def test_the_lock_of_a_killed_writer_is_free(table, path):
     assert not outcome
     other.kill()
     other.communicate()
-    thread.join(10)
+    thread.join(60)
     assert outcome == [5]
     lock.close()
 

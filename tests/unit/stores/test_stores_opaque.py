@@ -95,9 +95,9 @@ def batch(keys, memory):
     return Batch(keys, addresses, np.array([memory.shape[1]], dtype=np.int64))
 
 
-def put(store, keys, memory, deadline=5.0):
+def put(store, keys, memory, deadline=30.0):
     handle = store.put(batch(keys, memory), deadline)
-    assert handle.wait(10)
+    assert handle.wait(60)
     return [result.status for result in handle.results()]
 
 
@@ -127,7 +127,7 @@ def test_large_calls_are_split(store):
     assert all(isinstance(answer, Hit) for answer in store.exists(keys))
     back = np.zeros((11, 64), dtype=np.uint8)
     handle = store.get(batch(keys, back), 5)
-    assert handle.wait(5)
+    assert handle.wait(60)
     assert [result.status for result in handle.results()] == [Status.OK] * 11
     assert np.array_equal(back, rows(11))
 
@@ -157,9 +157,9 @@ def test_a_library_that_hangs_makes_unknown_and_pins(store):
     handle = store.get(batch([b"a"], memory), 0.1)
     assert not handle.wait(0.1)
     assert not handle.abandon()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8
     store.gate.set()
-    assert handle.wait(5)
+    assert handle.wait(60)
     assert handle.results()[0].status is Status.OK
 
 
@@ -178,7 +178,7 @@ def test_close_leaves_a_library_that_is_busy(store):
     store.close()
     assert store.connected, "closing it under a call could end the process"
     store.gate.set()
-    assert handle.wait(5)
+    assert handle.wait(60)
     assert store.exists([b"a"]) == [UNKNOWN]
 
 

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waiting import eventually
 
 from kvpool.core.keys import key_prefix
 from kvpool.stores.base import Status
@@ -84,7 +86,7 @@ def test_a_large_message_arrives_whole():
     thread = threading.Thread(target=one.send, args=(Request(1, "exists", 0.0, names=names),))
     thread.start()
     request = other.receive(Request)
-    thread.join(10)
+    thread.join(60)
     assert request is not None
     assert request.names == names
     one.close()
@@ -185,8 +187,9 @@ def test_the_client_process_does_not_inherit_the_binding_of_a_worker(tmp_path, m
     with theirs, ours:
         process = child._start(theirs.fileno())
         try:
-            with open(f"/proc/{process.pid}/environ", "rb") as file:
-                names = {pair.partition(b"=")[0].decode() for pair in file.read().split(b"\0")}
+            environ = Path(f"/proc/{process.pid}/environ")
+            pairs = eventually(environ.read_bytes, "its environment, which is empty for a moment at first").split(b"\0")
+            names = {pair.partition(b"=")[0].decode() for pair in pairs}
         finally:
             process.kill()
             process.wait()

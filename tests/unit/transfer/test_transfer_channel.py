@@ -33,7 +33,7 @@ def served():
 
     class Served:
         def __init__(self):
-            self.ledger = Ledger(1, 10.0)
+            self.ledger = Ledger(1, 600.0)
             self.service = TransferService(self.ledger, 1, "local_host", {})
             self.port = free_port()
             self.responder = Responder("127.0.0.1", self.port, SECRET.value, lambda request: self.service.answer(request))
@@ -52,25 +52,26 @@ def served():
 
 def test_question_and_answer(served):
     with served.line() as line:
-        assert line.ask(HELLO, 2.0) == Wait()
+        assert line.ask(HELLO, 20.0) == Wait()
         served.service.record = '{"a":1}'
-        assert line.ask(HELLO, 2.0) == Welcome(served.service.instance, ())
-        assert isinstance(line.ask(End("x", served.service.instance, "A", 0), 2.0), Gone)
-        assert isinstance(line.ask(Begin("x", "older", "A", 0, "p"), 2.0), Gone)
+        assert line.ask(HELLO, 20.0) == Welcome(served.service.instance, ())
+        assert isinstance(line.ask(End("x", served.service.instance, "A", 0), 20.0), Gone)
+        assert isinstance(line.ask(Begin("x", "older", "A", 0, "p"), 20.0), Gone)
 
 
 def test_another_secret_is_refused_by_name_on_both_sides(served):
     with served.line(b"other") as line, pytest.raises(ChannelError, match="KVPOOL_SECRET"):
-        line.ask(HELLO, 2.0)
+        line.ask(HELLO, 20.0)
 
 
-def raw(served, *frames):
+def raw(served, *frames, wait_s=20.0):
+    """The frames of the answer; None where none came in time."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     try:
         socket.connect(f"tcp://127.0.0.1:{served.port}")
         socket.send_multipart(list(frames))
-        return socket.recv_multipart() if socket.poll(500) else None
+        return socket.recv_multipart() if socket.poll(int(wait_s * 1000)) else None
     finally:
         socket.close(0)
         context.term()
@@ -96,26 +97,26 @@ def test_nonsense_is_refused_and_the_thread_lives(served, frames, told):
     answer = msgspec.msgpack.decode(reply[1], type=Refused)
     assert told in answer.reason
     with served.line() as line:
-        assert line.ask(HELLO, 2.0) == Wait()
+        assert line.ask(HELLO, 20.0) == Wait()
 
 
 def test_frames_of_another_number_get_no_answer(served):
-    assert raw(served, b"one") is None
+    assert raw(served, b"one", wait_s=0.5) is None
     with served.line() as line:
-        assert line.ask(HELLO, 2.0) == Wait()
+        assert line.ask(HELLO, 20.0) == Wait()
 
 
 def test_an_answer_that_raises_is_a_refusal(served, monkeypatch):
     monkeypatch.setattr(served.service, "answer", lambda request: 1 // 0)
     with served.line() as line:
-        assert line.ask(HELLO, 2.0) == Refused("internal error of the prefill side: ZeroDivisionError")
+        assert line.ask(HELLO, 20.0) == Refused("internal error of the prefill side: ZeroDivisionError")
 
 
 def test_nobody_there_is_an_error_in_time():
     caller, began = Caller(b"x"), time.monotonic()
     with caller.line("127.0.0.1", free_port()) as line, pytest.raises(ChannelError, match="no answer"):
         line.ask(HELLO, 0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     caller.close()
 
 
@@ -139,7 +140,7 @@ def test_close_ends_questions_under_way_and_leaves_their_sockets_to_their_thread
     caller.close()
     caller.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [type(error) for error in told] == [ChannelError] * 4
     assert "this side has ended" in str(told[0])
     with pytest.raises(ChannelError, match="this side has ended"):
@@ -161,12 +162,12 @@ def test_old_answers_are_not_taken_for_new_ones(served):
     with served.line() as line:
         with pytest.raises(ChannelError):
             line.ask(HELLO, 0.0)
-        assert isinstance(line.ask(End("x", served.service.instance, "A", 0), 2.0), Gone)
+        assert isinstance(line.ask(End("x", served.service.instance, "A", 0), 20.0), Gone)
 
 
 # ---- offers --------------------------------------------------------------------------------------------------------------------
 
-OFFER = Offer("0" * 31 + "a", "instance", "127.0.0.1", 20001, 77)
+OFFER = Offer("0" * 31 + "a", "instance", "127.0.0.1", 20001, 77, 480)
 
 
 def test_an_offer_survives_its_way():
@@ -207,7 +208,7 @@ def test_differing_kinds_of_secret_are_explained():
 
 def test_bc_137_a_proxy_can_release_what_nobody_will_read(served):
     served.ledger.open(OFFER.transfer_id, "p", ((1,),), staged=False)
-    offer = Offer(OFFER.transfer_id, served.service.instance, "127.0.0.1", served.port, 1)
+    offer = Offer(OFFER.transfer_id, served.service.instance, "127.0.0.1", served.port, 1, 480)
     assert release_params(offer.to_params(SECRET, "e", "r", []), SECRET, "the client has gone")
     assert [c.reason for c in served.ledger.take_closed()] == ["the client has gone"]
 
@@ -215,8 +216,8 @@ def test_bc_137_a_proxy_can_release_what_nobody_will_read(served):
 def test_release_is_held_for_an_older_instance(served):
     served.ledger.open(OFFER.transfer_id, "p", ((1,),), staged=False)
     with served.line() as line:
-        assert isinstance(line.ask(Release(OFFER.transfer_id, "older", "x"), 2.0), Gone)
-        assert line.ask(Release(OFFER.transfer_id, served.service.instance, "x"), 2.0) == Held()
+        assert isinstance(line.ask(Release(OFFER.transfer_id, "older", "x"), 20.0), Gone)
+        assert line.ask(Release(OFFER.transfer_id, served.service.instance, "x"), 20.0) == Held()
 
 
 # ---- secrets -------------------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_local_host_moves_objects_and_forgets_them(peer, pool_root):
 
 def test_local_host_refuses_what_would_push_out_unread_transfers(pool_root):
     """A full buffer: the new one finds no room, the old ones stay whole; withdrawn, or their time up, they make room."""
-    producer = build_engine("local_host", replace(settings(pool_root, producer=True), hold_s=30.0))
+    producer = build_engine("local_host", replace(settings(pool_root, producer=True), hold_s=600.0))
     reader = build_engine("local_host", settings(pool_root))
     producer.open([])
     reader.open([])

@@ -43,7 +43,7 @@ class Reader(OneSidedEngine):
 
     def _fetch(self, address, runs):
         self.reading.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return Result(Status.OK, runs.nbytes)
 
     def close(self):
@@ -57,7 +57,7 @@ def prefill():
     class Prefill:
         def __init__(self):
             self.port = free_port()
-            self.ledger = Ledger(1, 60.0)
+            self.ledger = Ledger(1, 600.0)
             self.service = TransferService(self.ledger, 1, "reader", {})
             self.service.record, self.service.ranks = "{}", (RANK,)
             self.responder = Responder("127.0.0.1", self.port, b"x", self.service.answer)
@@ -65,7 +65,7 @@ def prefill():
 
         def offer(self):
             self.ledger.open(TRANSFER, "prompt", ((1, 2),), staged=False)
-            return Offer(TRANSFER, self.service.instance, "127.0.0.1", self.port, 32)
+            return Offer(TRANSFER, self.service.instance, "127.0.0.1", self.port, 32, 480)
 
         def puller(self, engine):
             return Puller(engine, self.caller, RANK, 1, "{}", {})
@@ -78,7 +78,7 @@ def prefill():
 
 def outcome(puller, offer, pull):
     try:
-        return puller.pull(offer, pull, "prompt", WANTED, 10.0)
+        return puller.pull(offer, pull, "prompt", WANTED, 60.0)
     except PullError as error:
         return str(error)
 
@@ -93,14 +93,14 @@ def test_two_decode_engines_with_one_offer_never_both_believe_what_they_read(pre
         for name in engines
     }
     threads[first].start()
-    assert engines[first].reading.wait(10)
+    assert engines[first].reading.wait(60)
     threads[second].start()
     engines[second].reading.wait(0.5)  # not where it is refused, as it must be
     engines[first].gate.set()
-    threads[first].join(10)
+    threads[first].join(60)
     assert found[first] == 128
     assert [c.reason for c in prefill.ledger.take_closed()] == [""], "its blocks are free"
     engines[second].gate.set()
-    threads[second].join(10)
+    threads[second].join(60)
     assert "another pull" in found[second]
     assert "have ended" in outcome(prefill.puller(Reader()), offer, "C")

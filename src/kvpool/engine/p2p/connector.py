@@ -171,7 +171,7 @@ class MooncakeConnectorV1(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> TransferStats | None:
         if self._worker is not None:
             return self._worker.take_stats()
-        return self._prefill.take_stats() if self._prefill is not None else None
+        return self.side.take_stats()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,11 +16,12 @@ from kvpool.engine.log_gate import LogGate
 from kvpool.engine.p2p.messages import PullJob, TransferMetadata
 from kvpool.engine.p2p.prompt import prompt_digest
 from kvpool.engine.p2p.setup import PullSetup
-from kvpool.engine.threads import WorkerThreads
+from kvpool.engine.p2p.stats import TransferStats
+from kvpool.engine.stats import labelled
 from kvpool.transfer.channel import Caller
 from kvpool.transfer.offer import Offer, OfferError, read_offer
 from kvpool.transfer.pull import Wanted
-from kvpool.transfer.release import Releaser
+from kvpool.transfer.release import Outcome, Releaser
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -31,6 +33,7 @@ logger = init_logger("vllm.kvpool")
 
 USED = 65536
 USED_S = 3600.0
+CLOSE_S = 2.0
 
 
 class Phase(enum.Enum):
@@ -51,7 +54,7 @@ class Arrival:
 
 
 class DecodeSide:
-    """Runs in the engine's thread; messages to prefill are sent by another."""
+    """Runs in the engine's thread; messages to prefill are sent by others."""
 
     def __init__(self, setup: PullSetup, probe: Callable[[], str]) -> None:
         self._setup = setup
@@ -61,8 +64,9 @@ class DecodeSide:
         self._used = RecentSet(USED, USED_S)  # transfers that have been pulled: they cannot be pulled twice
         self._pulls: list[PullJob] = []
         self._pulling: dict[str, PullJob] = {}  # by request, until all ranks have returned
-        self._releaser = Releaser(Caller(setup.secret.value))
-        self._releases = WorkerThreads("release", 2)
+        self._releaser = Releaser(Caller(setup.secret.value), threads=2)
+        self._lock = threading.Lock()
+        self._stats = TransferStats()
         self._log = LogGate()
 
     # ---- requests -----------------------------------------------------------------------------------------------------------
@@ -160,7 +164,11 @@ class DecodeSide:
         return [other for other in self._sharers[arrival.offer.transfer_id] if other is not arrival]
 
     def _release(self, offer: Offer, reason: str, pull: str = "") -> None:
-        self._releases.submit(lambda: self._releaser.release(offer, reason, pull))
+        self._releaser.release(offer, reason, pull, then=self._released)
+
+    def _released(self, outcome: Outcome) -> None:
+        with self._lock:
+            self._stats.add(labelled("releases", reason=outcome))
 
     # ---- steps --------------------------------------------------------------------------------------------------------------
 
@@ -185,9 +193,13 @@ class DecodeSide:
             "sharers": len(self._sharers),
             "pulls": len(self._pulls),
             "pulling": len(self._pulling),
-            "releases": self._releases.backlog(),
+            "releases": self._releaser.backlog(),
         }
 
+    def take_stats(self) -> TransferStats | None:
+        with self._lock:
+            taken, self._stats = self._stats, TransferStats()
+        return None if taken.is_empty() else taken
+
     def shutdown(self) -> None:
-        self._releases.close(2.0)
-        self._releaser.close()
+        self._releaser.close(CLOSE_S)

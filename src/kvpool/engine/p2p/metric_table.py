@@ -26,6 +26,13 @@ TRANSFER_METRICS: dict[str, Metric] = {
         ),
         Metric("open_offers", "gauge", "Prefill: offers that have not ended"),
         Metric("offer_pinned_blocks", "gauge", "Prefill: blocks that are kept for decode"),
+        Metric(
+            "releases",
+            "counter",
+            "Decode: offers given up, by what came of telling prefill: `told`, `restarted` (nothing is held there any more), "
+            "`unreachable` (no answer until the offer's time was up), or `dropped` (too many waited)",
+            ("reason",),
+        ),
         Metric("pulls", "counter", "Decode: pulls that have ended on a rank, by how", ("reason",)),
         Metric("pulled_bytes", "counter", "Decode: bytes that pulls have read"),
         Metric("pull_seconds", "histogram", "Decode: from the start of a pull that went well to its end", (), MOVE_BUCKETS),

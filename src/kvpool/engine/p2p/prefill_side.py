@@ -175,7 +175,7 @@ class PrefillSide:
         if self._staged:
             self._publishes.append(PublishJob(transfer_id, tables))
         logger.debug("kvpool: transfer %s: request %s is offered", transfer_id, request.request_id)
-        offer = Offer(transfer_id, self._service.instance, setup.host, setup.port, request.num_prompt_tokens)
+        offer = Offer(transfer_id, self._service.instance, setup.host, setup.port, request.num_prompt_tokens, setup.hold_s)
         return offer.to_params(setup.secret, setup.engine_id, request.request_id, tables)
 
     def _copied(self, transfer_id: str, outcomes: Sequence[str]) -> None:

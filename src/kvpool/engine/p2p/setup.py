@@ -23,6 +23,7 @@ from kvpool.options.deployment import Deployment
 from kvpool.options.prefill_decode import PullOptions, read_pull, transfer_timeout_ms
 from kvpool.options.scalars import integer
 from kvpool.transfer import EngineSettings
+from kvpool.transfer.offer import HOLD_MOST_S
 from kvpool.transfer.secret import VARIABLE, Secret, find_secret, is_loopback
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class PullSetup:
     engine: str
     engine_reason: str
     deadline_s: float  # of one pull or publish
-    hold_s: float  # how long prefill keeps what nobody has read
+    hold_s: int  # how long prefill keeps what nobody has read
     policy: str
     pool: Mapping[str, str]  # the AscendStoreConnector beside us, if there is one
 
@@ -126,11 +127,11 @@ def _port(value: object) -> int:
         raise OptionError("kv_port", value, f"expected {form.accepted}") from None
 
 
-def hold_seconds(env: Mapping[str, str]) -> float:
+def hold_seconds(env: Mapping[str, str]) -> int:
     """VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT."""
-    form = integer(1, 86_400)
+    form = integer(1, HOLD_MOST_S)
     try:
-        return float(form.read(env.get(HOLD) or HOLD_S))
+        return form.read(env.get(HOLD) or HOLD_S)
     except ValueError:
         raise OptionError(HOLD, env[HOLD], f"expected {form.accepted} (seconds)") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -139,6 +140,15 @@ def fill(bench: Bench, store: Store, name: str, nbytes: int = 64 << 10) -> list[
         part = keys[start : start + 16]
         bench.put(store, part, np.full((len(part), nbytes), start % 251, dtype=np.uint8), nbytes)
     return keys
+
+
+def fill_until(bench: Bench, store: Store, name: str, gone: Callable[[], bool]) -> None:
+    """Put more than the pool holds: once, and again where the store's own work, such as a copy to a lower tier, kept objects."""
+    end, turn = time.monotonic() + DEADLINE, 0
+    fill(bench, store, name)
+    while not gone() and time.monotonic() < end:
+        turn += 1
+        fill(bench, store, f"{name}-{turn}")
 
 
 def bounded(bench: Bench, *needs: str) -> Store:
