@@ -128,11 +128,11 @@ def test_a_log_is_named_at_the_end_only_where_it_will_still_be_there(stays, tmp_
 
 def test_a_service_that_does_not_come_up_shows_its_last_lines_and_no_log_that_is_gone(tmp_path, sleeper):
     def dies():
-        ended = spawn("owner", [sys.executable, "-c", "print('first'); print('last')"], tmp_path / "service")
+        ended = spawn("second", [sys.executable, "-c", "print('first'); print('last')"], tmp_path / "service")
         wait_until(lambda: False, [ended], 60)
 
     sleeper.interrupt = dies
-    with Started(tmp_path, server(), service=POOL) as started, pytest.raises(OSError, match=r"^owner ended: last") as ended:
+    with Started(tmp_path, server(), service=POOL) as started, pytest.raises(OSError, match=r"^second ended: last") as ended:
         started.launch.start(60)
     assert str(ended.value).endswith("first\nlast")
     assert str(tmp_path) not in str(ended.value)
