@@ -58,6 +58,9 @@ class Engine:
         app.router.add_post("/v1/chat/completions", self._serve)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/version", self._version)
+        app.router.add_post("/tokenize", self._echo)
+        app.router.add_post("/detokenize", self._echo)
         app.router.add_post("/reset_prefix_cache", self._reset)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -79,6 +82,17 @@ class Engine:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "tiny", "max_model_len": 600}]})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        """In place of tokenizing."""
+        body = await request.text()
+        if json.loads(body).get("model") == "large":
+            return web.json_response({"error": "no such model"}, status=404)
+        sent = {"path": request.path, "body": body, "authorization": request.headers.get("authorization")}
+        return web.json_response(sent)
 
     async def _reset(self, request: web.Request) -> web.Response:
         self.resets.append(request.query_string)

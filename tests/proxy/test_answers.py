@@ -8,9 +8,9 @@ import json
 import pytest
 from aiohttp import web
 
-from kvpool.proxy import app
+from kvpool.proxy import passing
 from tests.proxy.fakes import WORDS, Engine
-from tests.proxy.harness import engines, proxy, run, until
+from tests.proxy.harness import Running, engines, proxy, run, until
 
 SAID = "".join(WORDS) + " <hello>"
 
@@ -272,7 +272,7 @@ def test_an_engine_that_stops_amid_its_models_keeps_no_connection(monkeypatch) -
         return response
 
     monkeypatch.setattr(Engine, "_models", stops)
-    monkeypatch.setattr(app, "MODELS_S", 1.0)
+    monkeypatch.setattr(passing, "LOOK_UP_S", 1.0)
 
     async def scenario() -> None:
         async with engines() as (ps, ds), proxy(ps, ds) as running:
@@ -280,6 +280,59 @@ def test_an_engine_that_stops_amid_its_models_keeps_no_connection(monkeypatch) -
             await until(gone.is_set)
 
     run(scenario())
+
+
+def test_version_and_tokenizing_are_answered_by_a_decode_engine() -> None:
+    async def scenario() -> None:
+        async with engines(decode=2) as (ps, ds), proxy(ps, ds, "--max-body-bytes", "1000") as running:
+            assert (await running.get("/version")).json == {"version": "0.32.0"}
+            asked = b'{"prompt": "one two",  "model": "tiny"}'
+            for path in ("/tokenize", "/detokenize"):
+                answer = await running.post(path, asked, {"authorization": "Bearer mine"})
+                assert answer.json == {"path": path, "body": asked.decode(), "authorization": "Bearer mine"}
+            refused = await running.post("/tokenize", {"model": "large"})
+            assert (refused.status, refused.json) == (404, {"error": "no such model"})
+            for raw, status in ((b"[1]", 400), (b"", 400), (b'{"a": "' + b"x" * 2000 + b'"}', 413)):
+                assert (await running.post("/tokenize", raw)).status == status
+            await ds[0].stop()
+            assert (await running.post("/tokenize", asked)).json["path"] == "/tokenize", "the other one is asked"
+            await ds[1].stop()
+            answer = await running.post("/tokenize", asked)
+            assert answer.status in (502, 503)
+            assert answer.json["error"]["code"] == answer.status
+            await running.is_idle()
+
+    run(scenario())
+
+
+def test_tokenizing_waits_for_a_place_as_every_request() -> None:
+    async def scenario() -> None:
+        flags = ("--max-concurrency", "1", "--max-queue", "1", "--queue-timeout", "0.2")
+        async with engines() as (ps, ds), proxy(ps, ds, *flags) as running:
+            ds[0].gate.clear()
+            other = asyncio.create_task(running.complete())
+            await until(lambda: ds[0].now == 1)
+            assert (await running.post("/tokenize", {})).status == 503
+            ds[0].gate.set()
+            assert (await other).status == 200
+            assert (await running.post("/tokenize", {"prompt": "x"})).status == 200
+
+    run(scenario())
+
+
+def test_ping_is_health() -> None:
+    async def scenario() -> None:
+        async with engines() as (ps, ds), proxy(ps, ds, "--health-interval", "0.1") as running:
+            assert (await running.get("/ping")).body == (await running.get("/health")).body
+            assert (await running.get("/ping")).status == 200
+            ds[0].health = 503
+            await until(lambda: _is_ill(running), 10)
+
+    run(scenario())
+
+
+async def _is_ill(running: Running) -> bool:
+    return (await running.get("/ping")).status == 503
 
 
 def test_models_and_unknown_paths() -> None:

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from kvpool.cli import app
 from kvpool.ops.services.ports import free_port
+from kvpool.options import OptionError
+from kvpool.proxy.flags import read_flags
 from tests.proxy.harness import PATIENCE_S, Running, clean_environment, engines, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,7 +152,9 @@ BASE = "--prefiller-hosts a --prefiller-ports 1 --decoder-hosts b --decoder-port
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (BASE + " --prefiler-ports 3", r"unrecognized arguments: --prefiler-ports 3 \(did you mean --prefiller-ports\?\)"),
+        (BASE + " --prefiler-ports 3", r"unrecognized arguments: --prefiler-ports \(did you mean --prefiller-ports\?\)"),
+        ("--prefiler-hosts a", r"unrecognized arguments: --prefiler-hosts \(did you mean --prefiller-hosts\?\)"),
+        ("--prefiler-hosts=a --port 70000", r"unrecognized arguments: --prefiler-hosts=a \(did you mean --prefiller-hosts\?\)"),
         (BASE + " --workers 4", "--workers=4: accepted: 1"),
         (BASE + " --port 70000", "--port: '70000' is not a port from 1 to 65535"),
         (BASE.replace("2", "2 3"), r"--decoder-ports=\[2, 3\]: 2 ports for 1 hosts in --decoder-hosts"),
@@ -174,6 +178,12 @@ def test_what_must_not_start_says_so_in_one_line(flags, line, capfd) -> None:
     error = capfd.readouterr().err
     assert status == 2
     assert re.fullmatch(rf"error: .*{line}.*\n", error)
+
+
+def test_the_proxy_takes_no_secret_that_the_engines_refuse() -> None:
+    with pytest.raises(OptionError, match=r'^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
+        read_flags("proxy", BASE.split(), {"KVPOOL_SECRET": "short"})
+    assert read_flags("proxy", BASE.split(), {"KVPOOL_SECRET": "s" * 16}).secret == b"s" * 16
 
 
 def test_a_port_that_is_taken_is_named_with_its_flag(tmp_path) -> None:
@@ -210,13 +220,37 @@ def test_warmup_sends_long_prompts_and_says_what_failed(tmp_path) -> None:
             assert {seen.body["max_tokens"] for seen in ds[0].seen} == {1}
             mine = tmp_path / "mine.txt"
             mine.write_text("one\n\ntwo\n")
-            assert (await warm(url, "--prompts", str(mine)))[0] == 0
+            assert (await warm(f"{url}/v1", "--prompts", str(mine)))[0] == 0  # the address that `kvpool up` tells
             assert sorted(seen.body["prompt"] for seen in ds[0].seen[6:]) == ["one", "two"]
             assert "is not served (accepted: tiny)" in (await warm(url, "--model", "large"))[1]
-            status, output = await warm(f"http://127.0.0.1:{ps[0].port}", "--requests", "1")
+            assert f"{url}/other/v1/models answers 404 Not Found" in (await warm(f"{url}/other"))[1]
+            status, output = await warm(f"http://127.0.0.1:{ps[0].port}/v1/", "--requests", "1")
             assert (status, "failed: 400" in output) == (1, True)  # a prefill fake wants to be asked for KV
             await ds[0].stop()
-            assert (await warm(url))[0] == 2
+            status, output = await warm(url)
+            assert status == 2
+            assert re.fullmatch(rf"error: {url}/v1/models does not answer: .*refused\n", output)
             assert (await warm("127.0.0.1:1"))[0] == 2
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--prompts EMPTY", "--prompts=.*: holds no prompts; accepted: a file with one prompt on each line"),
+        ("--prompts BYTES", "--prompts=.*: is no text in UTF-8"),
+        ("--prompts no/such/file", '--prompts="no/such/file": cannot be read: No such file or directory'),
+        ("--prompts EMPTY --requests 50", "--requests=50: has no effect with --prompts: leave out one of the two"),
+        ("--prompts EMPTY --tokens 10", "--tokens=10: has no effect with --prompts: leave out one of the two"),
+        ("--prompts EMPTY --devices 2", "--devices=2: has no effect with --prompts: leave out one of the two"),
+        ("--requests 5 --devices 2", "--devices=2: has no effect with --requests: leave out one of the two"),
+    ],
+)
+def test_what_a_warmup_cannot_use_is_one_line(words, line, tmp_path) -> None:
+    (tmp_path / "empty").write_text("\n \n")
+    (tmp_path / "bytes").write_bytes(b"\xff\n")
+    words = words.replace("EMPTY", str(tmp_path / "empty")).replace("BYTES", str(tmp_path / "bytes"))
+    done = CliRunner().invoke(app, ["warmup", "http://127.0.0.1:1", *words.split()])
+    assert done.exit_code == 2
+    assert re.fullmatch(f"error: {line}\n", done.output)

@@ -61,8 +61,15 @@ def _local() -> Iterator[MakeStore]:
 
     shared = Path("/dev/shm")
     root = Path(tempfile.mkdtemp(prefix="kvpool-conformance-", dir=shared if os.access(shared, os.W_OK) else None))
+
+    def make_store() -> Store:
+        return build_store("local", root=root, name="conformance", dram_bytes=MIN_CAPACITY)
+
     try:
-        yield lambda: build_store("local", root=root, name="conformance", dram_bytes=MIN_CAPACITY)
+        first = make_store()
+        first.open()  # what keeps it from opening is one error, not one per check
+        first.close()
+        yield make_store
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -10,6 +10,7 @@ import typer
 
 from kvpool.ops.services import BACKENDS, Service, Started, default_folder, service
 from kvpool.ops.services.base import LOOPBACK
+from kvpool.ops.services.ports import check_host
 from kvpool.ops.services.processes import load
 from kvpool.options.scalars import read_size
 
@@ -51,11 +52,22 @@ def start(
 
 def _service(backend: str, dram: str, tenants: list[str], discovery: str, host: str) -> Service:
     """ValueError where an option is wrong, or is another store's."""
+    check_host(host)
     try:
         nbytes = read_size(dram)
     except ValueError:
         raise ValueError(f"--dram {dram!r}: expected a size such as 1GB") from None
-    return service(backend, dram_bytes=nbytes, tenants=dict(_quota(text) for text in tenants), discovery=discovery, host=host)
+    return service(backend, dram_bytes=nbytes, tenants=_quotas(tenants), discovery=discovery, host=host)
+
+
+def _quotas(given: list[str]) -> dict[str, str]:
+    quotas: dict[str, str] = {}
+    for text in given:
+        name, quota = _quota(text)
+        if name in quotas:
+            raise ValueError(f"--tenant {text!r}: {name} has the quota {quotas[name]} already; give each tenant once")
+        quotas[name] = quota
+    return quotas
 
 
 def _quota(text: str) -> tuple[str, str]:
@@ -80,10 +92,15 @@ def _tell(started: Started) -> None:
 def stop(backend: Backend, folder: Folder = None) -> None:
     """Stop a service that `start` made."""
     try:
-        killed = service(backend).stop(folder or default_folder(backend), STOP_S)
+        made, where = service(backend), folder or default_folder(backend)
+        ran = [name for name, state in made.status(where).items() if state != "dead"]
+        killed = made.stop(where, STOP_S)
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
+    if not ran:
+        typer.echo(f"nothing to stop: no service of {backend} ran in {where}")
+        return
     typer.echo(f"stopped; had to be killed: {', '.join(killed)}" if killed else "stopped")
 
 

@@ -47,6 +47,13 @@ def free_cpus() -> set[int]:
     return own | allowed.intersection(set().union(*near)) if near else allowed
 
 
+def usable_cpus() -> tuple[int, ...]:
+    """The caller's CPUs in order; where the system does not tell them, as elsewhere than on Linux, all of the host."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
 def _nodes() -> list[set[int]]:
     nodes = []
     for node in _NODES.glob("node[0-9]*"):

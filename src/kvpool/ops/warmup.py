@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import time
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+from kvpool.options.errors import OptionError
 
 TOKEN_IDS = range(100, 900)  # ordinary tokens in every vocabulary
 
@@ -27,12 +30,13 @@ class WarmedUp:
 
 
 class Warmup:
-    """``url``: without a path. ``timeout_s``: for one request. ``api_key``: sent as bearer token."""
+    """``url``: with or without the ``/v1`` of its API. ``timeout_s``: for one request. ``api_key``: sent as bearer token."""
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"URL={url}: accepted: http://host:port or https://host:port")
-        self._url, self._timeout_s, self._api_key = url, timeout_s, api_key
+            raise OptionError("URL", url, "accepted: http://host:port or https://host:port, with or without /v1")
+        self._url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        self._timeout_s, self._api_key = timeout_s, api_key
 
     def run(self, model: str | None, prompts: Sequence[str] | None, requests: int, tokens: int, concurrency: int) -> WarmedUp:
         """``prompts`` one after another, or ``requests`` prompts of ``tokens`` random tokens.
@@ -54,14 +58,20 @@ class Warmup:
 
     def _model(self, wanted: str | None) -> tuple[str, int | None]:
         """Name and longest sequence."""
+        asked = f"{self._url}/v1/models"
         try:
             listed = self._ask("/v1/models", None)["data"]
             chosen = next((one for one in listed if wanted in (None, one["id"])), None)
+        except urllib.error.HTTPError as error:
+            hint = " (the key is that of OPENAI_API_KEY)" if error.code in (401, 403) else ""
+            raise OSError(f"{asked} answers {error.code} {error.reason}{hint}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise OSError(f"{asked} does not answer: {getattr(error, 'reason', None) or error}") from None
         except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{self._url}/v1/models does not list models") from None
+            raise ValueError(f"{asked} does not list models") from None
         if chosen is None:
             names = ", ".join(str(one["id"]) for one in listed)
-            raise ValueError(f"--model={wanted}: is not served (accepted: {names or 'none'})")
+            raise OptionError("--model", wanted, f"is not served (accepted: {names or 'none'})")
         longest = chosen.get("max_model_len")
         return str(chosen["id"]), longest if isinstance(longest, int) else None
 
@@ -71,8 +81,8 @@ class Warmup:
             self._ask("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0})
         except urllib.error.HTTPError as error:
             return f"{error.code} {error.read(300).decode(errors='replace')}"
-        except (OSError, ValueError) as error:
-            return str(error)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return str(error) or type(error).__name__
         return None
 
     def _ask(self, path: str, body: dict[str, Any] | None) -> Any:  # noqa: ANN401 - JSON

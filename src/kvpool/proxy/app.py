@@ -15,21 +15,20 @@ from kvpool.proxy.admin import Admin
 from kvpool.proxy.admission import Admission
 from kvpool.proxy.decode_first import DecodeFirst
 from kvpool.proxy.exchange import Exchange
-from kvpool.proxy.failures import FailureError, UnreachableError, busy
+from kvpool.proxy.failures import FailureError
 from kvpool.proxy.flows import Flow
 from kvpool.proxy.health import Health
-from kvpool.proxy.legs import NOT_READY_S, Legs
+from kvpool.proxy.legs import Legs
 from kvpool.proxy.metaserver import PATH, metaserver
 from kvpool.proxy.metrics import Metrics
 from kvpool.proxy.options import DECODE_FIRST, ProxyOptions
+from kvpool.proxy.passing import Passing
 from kvpool.proxy.prefill_first import PrefillFirst
 from kvpool.proxy.releases import Releases
 from kvpool.proxy.rendezvous import Rendezvous
 from kvpool.proxy.replies import failure_reply, json_reply
 from kvpool.proxy.table import Side, Table
 from kvpool.proxy.upstream import Upstream
-
-MODELS_S = 10.0
 
 
 class Proxy:
@@ -66,10 +65,11 @@ class Proxy:
             routes=[
                 Route(asks.COMPLETIONS, exchange, methods=["POST"]),
                 Route(asks.CHAT, exchange, methods=["POST"]),
-                Route("/v1/models", self._models, methods=["GET"]),
                 Route("/health", self._healthy, methods=["GET"]),
                 Route("/healthcheck", self._healthy, methods=["GET"]),
+                Route("/ping", self._healthy, methods=["GET"]),
                 Route("/metrics", self._metrics_text, methods=["GET"]),
+                *Passing(self.table, self._upstream, self.admission, self.options).routes(),
                 *Admin(self.table, self._upstream, self.options).routes(),
             ],
             exception_handlers={404: _unknown, 405: _unknown},
@@ -94,25 +94,6 @@ class Proxy:
 
     async def _metrics_text(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _models(self, request: Request) -> Response:
-        """As a decode instance says it."""
-        headers = {name: request.headers[name] for name in asks.FORWARDED if name in request.headers}
-        if self.options.api_key is not None:
-            headers.setdefault("authorization", f"Bearer {self.options.api_key}")
-        failure = busy(503, f"no {Side.DECODE} instance is ready", NOT_READY_S)
-        for instance in self.table.ready(Side.DECODE):
-            try:
-                reply = await self._upstream.ask(instance, "GET", "/v1/models", MODELS_S, b"", headers)
-                try:
-                    return Response(await reply.body(MODELS_S), reply.status, reply.headers)
-                finally:
-                    reply.close()
-            except UnreachableError as error:
-                failure = FailureError(502, str(error))
-            except FailureError as error:
-                failure = error
-        return failure_reply(failure)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from kvpool.proxy import asks, fanout
 from kvpool.proxy.admission import Admission
 from kvpool.proxy.asks import Ask
-from kvpool.proxy.failures import FailureError, busy
+from kvpool.proxy.failures import CLIENT_GONE, FailureError, busy
 from kvpool.proxy.flows import Flow
 from kvpool.proxy.legs import NOT_READY_S
 from kvpool.proxy.logs import logger, say
@@ -22,7 +22,6 @@ from kvpool.proxy.options import ProxyOptions
 from kvpool.proxy.table import Side
 from kvpool.proxy.writer import ClientGoneError, Writer
 
-CLIENT_GONE = 499
 MAX_CLIENT_ID = 128
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from kvpool.proxy.addresses import Address
 from kvpool.proxy.table import Side
 
+CLIENT_GONE = 499  # the status in log and metrics of a request whose client went away
 KINDS = {
     400: "BadRequestError",
     401: "AuthenticationError",

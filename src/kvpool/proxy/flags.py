@@ -6,7 +6,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kvpool.options.errors import OptionError
 from kvpool.options.secret import SECRET_VARIABLE, shared_secret
@@ -20,7 +20,15 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for what is wrong, with the nearest flag for an unknown one."""
+    """One line for what is wrong, with the nearest flag for an unknown one; that comes first: it may stand for a required one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - as argparse's own
+        given: list[str] = sys.argv[1:] if args is None else list(args)
+        ended = given.index("--") if "--" in given else len(given)
+        for word in given[:ended]:
+            if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions:
+                self.error(f"unrecognized arguments: {word}")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         name, known = message.rpartition(": ")[2].split(" ")[0], list(self._option_string_actions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -17,6 +18,12 @@ PASSED = Check("exactness", "cold", "passed", 1.25, "same | tokens")
 FAILED = Check("kill list", "killed", "failed", 2.0, "wrong answer")
 OPEN = Check("faults", "a get hangs", "not run", 0.0, "the time was over")
 NOT_ASKED = Check("faults", "a put hangs", "not run", 0.0, "not asked for (--only)", needed=False)
+
+
+def test_the_facts_are_told_where_the_system_does_not_tell_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert gather(AcceptanceOptions("cpu", "local"), "m")["CPUs"].startswith("3 (")
 
 
 @pytest.mark.parametrize(

@@ -307,11 +307,13 @@ def of_configuration() -> list[Case]:
     right = configuration.judge_role("prefill", "kv_producer", "kv_producer")
     wrong = configuration.judge_role("prefill", "kv_both", "kv_producer")
     unset, here = "MMC_LOCAL_CONFIG_PATH: is not set: the memcache backend …", configuration.judge_device(good.LOCAL)
+    local_on_npu = configuration.judge_device(replace(good.A2, backend="local"))
     return [
         Case(c.SOUND, FAILURE, "x: is refused", "mistakes.md", configuration.judge_configuration("x: is refused", []), quiet),
         Case(c.SOUND, WARNING, "y", "mistakes.md", configuration.judge_configuration("", ["y"]), quiet),
         Case(c.SOUND, FAILURE, "is not set", "export MMC_LOCAL_CONFIG_PATH=", configuration.judge_configuration(unset, []), quiet),
         Case(c.DEVICE, FAILURE, "not available yet", "on CPUs", configuration.judge_device(good.A2), here),
+        Case(c.DEVICE, FAILURE, "does not reach the memory of npu", "that is accepted", local_on_npu, here),
         Case(c.ROLE, FAILURE, "kv_role is kv_both", '"kv_role": "kv_producer"', wrong, right),
     ]
 

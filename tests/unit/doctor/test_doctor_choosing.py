@@ -51,6 +51,36 @@ def chosen(tmp_path):
     return ask
 
 
+@pytest.mark.parametrize(
+    ("series", "env", "backend"),
+    [
+        ("cpu", {}, "local"),
+        ("cuda", {}, "mooncake"),
+        ("a2", {}, "mooncake"),
+        ("a5", {"MMC_LOCAL_CONFIG_PATH": "x"}, "memcache"),
+        ("a3", {"DS_WORKER_ADDR": "127.0.0.1:1"}, "yuanrong"),
+    ],
+)
+def test_a_store_that_nobody_names_is_the_usual_one_of_the_series(chosen, series, env, backend):
+    need, _ = chosen(series=series, env=env)
+    assert (need.backend, need.measure) == (backend, backend == "local")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"series": "a2", "link": "ub"}, '--link="ub": accepted with --series a2: roce'),
+        ({"series": "a3", "link": "ub"}, '--link="ub": accepted with --series a3: hccs, roce'),
+        ({"series": "cpu", "link": "roce"}, '--link="roce": accepted with --series cpu: none'),
+        ({"series": None, "link": "roce"}, '--link="roce": accepted with --series cpu: none'),
+    ],
+)
+def test_links_that_the_series_does_not_have_are_refused_as_up_does(chosen, flags, line):
+    with pytest.raises(OptionError) as refused:
+        chosen(**flags)
+    assert str(refused.value) == line
+
+
 def mooncake(**keys):
     return "mooncake.json", json.dumps({"master_server_address": "10.0.0.9:50088", "protocol": "tcp", **keys})
 

@@ -96,6 +96,26 @@ def test_what_would_not_work_exits_with_1_and_names_the_fix(model):
 
 
 @pytest.mark.parametrize(
+    ("settings", "tokens", "warned"),
+    [
+        ({"max_position_embeddings": 40960}, 40960, False),
+        ({"max_position_embeddings": 40960}, 40961, True),
+        ({"max_position_embeddings": 40960, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 81920, False),
+        ({"max_position_embeddings": 40960, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, 81921, True),
+        ({"max_position_embeddings": 40960, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 40961, True),
+        ({"max_position_embeddings": 163840, "rope_scaling": None}, 100_000, False),
+        ({"max_position_embeddings": None}, 100_000, False),
+    ],
+)
+def test_more_tokens_than_the_model_takes_are_a_warning(model, settings, tokens, warned):
+    words = ["--tokens", tokens, "--concurrency", 1, "--backend", "local", "--hf-overrides", json.dumps(settings)]
+    told = run(model, *words)
+    assert told.exit_code == 0
+    line = f"warning: --tokens: {tokens} tokens are more than the "
+    assert (line in told.stdout) is warned
+
+
+@pytest.mark.parametrize(
     ("words", "named"),
     [
         (["/nonexistent/model", *WORK], "MODEL="),

@@ -1,13 +1,17 @@
 """What is started in each mode: pure, nothing runs."""
 
 import json
+import os
 import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from kvpool.cli import app
 from kvpool.ops.launch.options import LaunchOptions, check, default_backend
-from kvpool.ops.launch.place import choose_devices, choose_ports
+from kvpool.ops.launch.place import choose_devices, choose_ports, shown_place
 from kvpool.ops.launch.plan import Place, make_plan, plain_plan
 from kvpool.ops.services.ports import HANDED_OUT, free_ports, quiet_ports
 from kvpool.options import Deployment, OptionError
@@ -134,6 +138,50 @@ def test_mistakes(given, line):
     with pytest.raises(OptionError) as found:
         check(options(**given))
     assert line in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("/nonexist", '--model="/nonexist": is no folder of this host'),
+        ("./nonexist", '--model="./nonexist": is no folder of this host'),
+        ("models/of/mine", '--model="models/of/mine": is no folder of this host'),
+        ("mine/", '--model="mine/": is no folder of this host'),
+        ("", '--model="": is no folder of this host'),
+        ("FOLDER", "is a folder without config.json"),
+    ],
+)
+def test_a_path_that_leads_to_no_model_is_refused_before_anything_starts(model, line, tmp_path):
+    with pytest.raises(OptionError) as found:
+        check(replace(options(), model=model.replace("FOLDER", str(tmp_path))))
+    assert line in str(found.value)
+    assert str(found.value).endswith("accepted: a folder with config.json, or a name on the hub, as owner/name")
+
+
+def test_folders_files_and_names_of_hubs_are_models(tmp_path):
+    (tmp_path / "config.json").touch()
+    (tmp_path / "weights.gguf").touch()
+    for model in (str(tmp_path), str(tmp_path / "weights.gguf"), "gpt2", "Qwen/Qwen3-0.6B", "s3://bucket/of/models"):
+        check(replace(options(), model=model))
+
+
+def test_a_secret_that_the_engines_would_refuse_is_refused_before_they_start(monkeypatch):
+    monkeypatch.setenv("KVPOOL_SECRET", "short")
+    with pytest.raises(OptionError, match=r'^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
+        check(options())
+    check(options("mixed"))  # where nobody uses it
+
+
+def test_a_launch_is_shown_where_the_system_does_not_tell_its_cpus(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert shown_place(options()).cpus == (0, 1, 2)
+
+
+def test_a_launch_elsewhere_than_on_linux_is_one_line(monkeypatch):
+    monkeypatch.setattr("kvpool.ops.launch.descendants.ctypes", SimpleNamespace(CDLL=lambda *given, **more: object()))
+    result = CliRunner().invoke(app, ["up", "mixed", "--model", "m", "--device", "cpu"])
+    assert (result.exit_code, result.output) == (1, "error: processes are started, and ended again, on Linux only\n")
 
 
 def test_the_usual_store():

@@ -18,7 +18,7 @@ from kvpool.ops.launch.signals import Signals, Told
 from kvpool.ops.services.base import Service
 from kvpool.ops.services.base import Started as ServiceStarted
 from kvpool.ops.services.ports import free_port
-from kvpool.ops.services.processes import load, save, spawn, start_time, stop_all
+from kvpool.ops.services.processes import load, save, spawn, start_time, stop_all, wait_until
 
 SERVER = """
 import http.server, os, subprocess, sys, threading, time
@@ -62,16 +62,17 @@ def failing(code, name="b"):
 class Started:
     """A launch in this process; ``said`` is its progress."""
 
-    def __init__(self, folder, *processes, service=None, say=None):
+    def __init__(self, folder, *processes, service=None, say=None, logs=None):
         self.said = []
         self._say = say or self.said.append
         self._plan = Plan(processes, "http://127.0.0.1:1", "m", service)
         self._place = Place(str(folder), str(folder), {}, "", sys.executable)
+        self._logs = logs
         self._stack = ExitStack()
 
     def __enter__(self):
         signals = self._stack.enter_context(Signals())
-        self.launch = self._stack.enter_context(Launch(self._plan, self._place, signals, self._say))
+        self.launch = self._stack.enter_context(Launch(self._plan, self._place, signals, self._say, self._logs))
         return self
 
     def __exit__(self, *error):
@@ -108,6 +109,33 @@ def test_what_dies_at_the_start_shows_its_last_lines_at_once(tmp_path):
     words = r"(?s)^b ended before it was ready.*line 1\nthe model has no weights$"
     with Started(tmp_path, server(), failing(code)) as started, pytest.raises(OSError, match=words):
         started.launch.start(60)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_log_is_named_at_the_end_only_where_it_will_still_be_there(stays, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with Started(folder, failing("raise SystemExit('no')"), logs=logs if stays else None) as started:
+        with pytest.raises(OSError, match=r"(?s)^b ended before it was ready") as ended:
+            started.launch.start(60)
+        with pytest.raises(OSError, match=r"^b ended"):
+            started.launch.watch()
+    assert (str(logs / "b.log") in str(ended.value)) is stays
+    assert str(folder) not in str(ended.value)
+
+
+def test_a_service_that_does_not_come_up_shows_its_last_lines_and_no_log_that_is_gone(tmp_path, sleeper):
+    def dies():
+        ended = spawn("second", [sys.executable, "-c", "print('first'); print('last')"], tmp_path / "service")
+        wait_until(lambda: False, [ended], 60)
+
+    sleeper.interrupt = dies
+    with Started(tmp_path, server(), service=POOL) as started, pytest.raises(OSError, match=r"^second ended: last") as ended:
+        started.launch.start(60)
+    assert str(ended.value).endswith("first\nlast")
+    assert str(tmp_path) not in str(ended.value)
 
 
 def test_what_dies_later_ends_the_watch(tmp_path, before):

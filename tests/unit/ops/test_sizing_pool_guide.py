@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.unit.ops.sizing_models import DEEPSEEK_V32, GIB, QWEN3_32B, fix, problems, sized, warnings
 
@@ -177,4 +179,19 @@ def test_5_3_2_3_host_memory_is_tp_times_segment_and_both_buffers():
     assert problems(sized(QWEN3_32B, **sizes, host_memory=184 * GIB)) == []
     report = sized(QWEN3_32B, **sizes, host_memory=184 * GIB - 1)
     assert problems(report) == ["--host-memory"]
+    assert fix(report, "--host-memory").endswith(f"as it is: {184 * GIB} bytes (184.00 GiB)")
+    assert f"give at most {20 * GIB - 1} bytes each" in fix(report, "--host-memory")
     assert problems(sized(DEEPSEEK_V32, **sizes, nodes=2, host_memory=92 * GIB)) == []
+
+
+@pytest.mark.parametrize("backend", ["local", "mooncake"])
+@pytest.mark.parametrize("given", [1, GIB, 8 * GIB, 15 * GIB])
+def test_a_host_that_is_too_small_is_told_the_smallest_that_works(backend, given):
+    """And never to give nothing."""
+    plan = {"backend": backend, "tp": 8, "dram_size": 2 * GIB}
+    report = sized(QWEN3_32B, **plan, host_memory=given)
+    words = fix(report, "--host-memory")
+    assert "at most 0 bytes" not in words
+    least = int(re.search(r"as it is: (\d+) bytes", words)[1])
+    assert "--host-memory" not in problems(sized(QWEN3_32B, **plan, host_memory=least))
+    assert "--host-memory" in problems(sized(QWEN3_32B, **plan, host_memory=least - 1))

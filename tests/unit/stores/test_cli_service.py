@@ -1,5 +1,7 @@
 """`kvpool store start|stop|status|conformance`: mistakes are one line and exit status 2, before anything starts."""
 
+import os
+import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 from kvpool.cli import app
 from kvpool.ops.services import Started, processes
 from kvpool.ops.services.ports import free_port
+from kvpool.ops.services.processes import alive, save, spawn, stop_all
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,15 @@ def told(*arguments):
         (["start", "mooncake", "--tenant", "a"], "error: --tenant 'a': expected NAME=QUOTA, such as a=200GB"),
         (["start", "memcache", "--tenant", "a=1GB"], "error: tenants: only mooncake has them, not memcache"),
         (["start", "mooncake", "--discovery", "etcd"], "error: discovery: only yuanrong has it, not mooncake"),
+        (
+            ["start", "mooncake", "--tenant", "a=1GB", "--tenant", "b=1GB", "--tenant", "a=2GB"],
+            "error: --tenant 'a=2GB': a has the quota 1GB already; give each tenant once",
+        ),
+        (
+            ["start", "mooncake", "--host", "9.9.9.9"],
+            'error: --host="9.9.9.9": cannot be listened on (Cannot assign requested address); '
+            "accepted: 127.0.0.1, or another IPv4 address of this host",
+        ),
         (["stop", "floppy"], "error: there is no service for 'floppy' (accepted: mooncake, memcache, yuanrong)"),
         (["conformance", "floppy"], "error: backend 'floppy' is unknown (accepted: local, mooncake, memcache, yuanrong)"),
         (
@@ -45,10 +57,19 @@ def test_mistakes(arguments, line):
     assert told(*arguments) == (2, line)
 
 
+@pytest.mark.parametrize("name", ["posix_fallocate", "memfd_create"])
+def test_the_local_store_says_in_one_line_that_it_needs_linux(name, monkeypatch):
+    monkeypatch.delattr(os, name)
+    code, output = told("conformance", "local")
+    assert code == 2
+    assert re.fullmatch(r"error: the local store needs Linux \(this is \w+\)", output)
+
+
 @pytest.mark.parametrize("backend", ["mooncake", "memcache", "yuanrong"])
-def test_what_was_not_started_has_no_state_and_is_stopped_already(backend):
+def test_what_was_not_started_has_no_state_and_nothing_is_stopped(backend, tmp_path):
     assert told("status", backend) == (1, "not started")
-    assert told("stop", backend) == (0, "stopped")
+    folder = tmp_path / "kvpool" / "services" / backend
+    assert told("stop", backend) == (0, f"nothing to stop: no service of {backend} ran in {folder}")
 
 
 @pytest.mark.parametrize(
@@ -107,3 +128,29 @@ def serving(pages):
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+@pytest.fixture
+def mooncake_of_this_folder(tmp_path):
+    """The record of a service, with a process that can be stopped."""
+    process = spawn("master", ["sleep", "600"], tmp_path)
+    save(Started("mooncake", str(tmp_path), [process], {}, {"master": "127.0.0.1:1"}))
+    yield process
+    stop_all([process], 5)
+
+
+@pytest.mark.parametrize("backend", ["memcache", "yuanrong"])
+def test_another_stores_service_is_neither_stopped_nor_shown(backend, mooncake_of_this_folder, tmp_path):
+    line = f"error: {tmp_path} holds a service of mooncake, not of {backend}"
+    for verb in ("stop", "status"):
+        assert told(verb, backend, "--folder", str(tmp_path)) == (2, line)
+    assert alive(mooncake_of_this_folder)
+    assert told("stop", "mooncake", "--folder", str(tmp_path)) == (0, "stopped")
+    assert not alive(mooncake_of_this_folder)
+
+
+def test_a_service_that_has_died_is_not_said_to_be_stopped(mooncake_of_this_folder, tmp_path):
+    stop_all([mooncake_of_this_folder], 5)
+    line = f"nothing to stop: no service of mooncake ran in {tmp_path}"
+    assert told("stop", "mooncake", "--folder", str(tmp_path)) == (0, line)
+    assert not (tmp_path / "state.json").exists()

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import kvpool
+from kvpool.devices.affinity import usable_cpus
 from kvpool.ops.acceptance.options import AcceptanceOptions
 from kvpool.ops.doctor.host import installed_version
 from kvpool.options.versions import package
@@ -35,7 +36,7 @@ def gather(options: AcceptanceOptions, model_name: str) -> dict[str, str]:
         "Python": platform.python_version(),
         "device": _device(options.device),
         "store": options.backend,
-        "CPUs": f"{len(os.sched_getaffinity(0))} ({platform.machine()})",
+        "CPUs": f"{len(usable_cpus())} ({platform.machine()})",
         "memory": f"{memory / (1 << 30):.0f} GiB",
         "model": model_name,
     }

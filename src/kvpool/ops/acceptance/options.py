@@ -47,4 +47,4 @@ def check(options: AcceptanceOptions) -> None:
             raise OptionError("--only", part, f"accepted: {', '.join(PARTS)}")
     if options.model is not None and not (Path(options.model) / "config.json").is_file():
         raise OptionError("--model", options.model, "expected a folder with config.json")
-    launch.check(launch.LaunchOptions("mixed", options.model or "", engine_args=options.engine_args))
+    launch.check_common("mixed", options.engine_args)

@@ -12,6 +12,8 @@ from kvpool.ops.doctor.finding import Finding
 from kvpool.ops.doctor.need import HARDWARE, Link, Need, Role, Series
 from kvpool.ops.doctor.raw import disks, layerwise, pool_options, remote_d2h, top_level
 from kvpool.ops.doctor.rules.configuration import judge_configuration, judge_role
+from kvpool.ops.launch.series import Series as SeriesHardware
+from kvpool.ops.launch.series import series_backend, series_of
 from kvpool.options.ascend_store import BACKENDS, AscendStoreOptions, BackendName
 from kvpool.options.backend import CONFIG_VARIABLE
 from kvpool.options.backend_file import BackendFile, read_backend_file
@@ -66,9 +68,11 @@ class Given:
 
 
 def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, list[Finding]]:
-    """What is needed, and what there is to say of the configuration. OptionError only for flags that cannot be understood."""
+    """What is needed, and what there is to say of the configuration. OptionError only for flags that cannot be understood, and
+    for a link that the series does not have."""
     check_hash_algo(asked.hash_algo)
     series = asked.series or _series(probe)
+    hardware = series_of(series, asked.link)
     given = _read_configs(asked.configs)
     deployment = Deployment(
         device="npu" if series in HARDWARE else "cuda" if series == "cuda" else "cpu",
@@ -85,7 +89,7 @@ def choose(asked: Asked, env: Mapping[str, str], probe: Probe) -> tuple[Need, li
     parsed = _parse(raw, seen, deployment)
     role = asked.role or _role(raw)
     pool = next((connector.loaded for connector in parsed.connectors if connector.loaded), None) if parsed else None
-    backend = asked.backend or (pool.options.backend if pool else None) or _written(raw) or _hinted(given, env)
+    backend = asked.backend or (pool.options.backend if pool else None) or _written(raw) or _hinted(given, env, hardware)
     options = pool.options if pool is not None and pool.options.backend == backend else None
     if given.transfer is None:
         options = _options(backend, role, seen, deployment)
@@ -178,12 +182,14 @@ def _written(raw: Mapping[str, object]) -> BackendName | None:
     return next((name for name in BACKENDS if name == pool_options(raw).get("backend")), None)
 
 
-def _hinted(given: Given, env: Mapping[str, str]) -> BackendName:
-    """The store whose file is given, or named by the environment; local where there is none."""
+def _hinted(given: Given, env: Mapping[str, str], series: SeriesHardware) -> BackendName:
+    """The store whose file is given, or named by the environment; where there is none, the usual one of the series."""
     if given.store is not None:
         return given.store[0]
     named = [backend for backend, variable in CONFIG_VARIABLE.items() if env.get(variable)]
-    return named[0] if named else "yuanrong" if env.get("DS_WORKER_ADDR") else "local"
+    if not named and env.get("DS_WORKER_ADDR"):
+        return "yuanrong"
+    return named[0] if named else series_backend(None, series, separated=False)
 
 
 def _options(backend: BackendName, role: Role, env: Mapping[str, str], deployment: Deployment) -> AscendStoreOptions:

@@ -23,8 +23,10 @@ kvpool doctor [--role prefill|decode|mixed] [--series cpu|cuda|a2|a3|a5] [--back
 
 - `--config` takes the kv-transfer-config (as JSON text or as a file) and the stores' files; they are told apart by their content.
   Store, role, ports and sizes come from there, and from the variables that name the stores' files. What a flag says wins.
+  Where nothing names the store it is the usual one of the series, as for `kvpool up`: local on CPUs, else mooncake.
 - `--service` takes the commands of `mooncake_master` and `dscli start`, as for `kvpool config check`.
 - `--series` is what this host shows where it is unset; an NPU does not show its series. `--link` matters on a3 and a5.
+  A link that the series does not have is an error.
 - `--ranks` are the ranks of the engines on this host: sizes per rank are multiplied by it.
 
 ## What it answers

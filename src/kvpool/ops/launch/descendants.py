@@ -26,6 +26,8 @@ class Descendant(tuple[int, int]):
 def adopting() -> Iterator[set[Descendant]]:
     """Within this block no descendant gets lost. Those that were there before are given: they are not ours to end."""
     libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "prctl"):
+        raise OSError("processes are started, and ended again, on Linux only")
     if libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,6 +10,7 @@ from kvpool.devices import device_of
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
 from kvpool.options.reach import check_reach
+from kvpool.options.secret import shared_secret
 
 Mode = Literal["mixed", "pd", "separated"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -29,6 +31,7 @@ OURS = {
     "-pp": "",
 }
 """Arguments of an engine that a launch sets itself, and by which option; "": by none."""
+CONFIG_FILES = ("config.json", "params.json")  # the second is Mistral's own format, which vLLM reads too
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,9 @@ def default_backend(mode: Mode, device: str) -> BackendName:
 def check(options: LaunchOptions) -> None:
     """OptionError, in one line, for what must not start."""
     check_common(options.mode, options.engine_args)
+    _check_model(options.model)
+    if options.mode == "pd":
+        shared_secret(os.environ)
     if options.device not in DEVICES:
         reason = f"accepted: {', '.join(DEVICES)}; for an NPU host take the files that --series a2, a3 or a5 prints"
         raise OptionError("--device", options.device, reason)
@@ -105,6 +111,23 @@ def check_common(mode: str, engine_args: tuple[str, ...]) -> None:
         if flag in OURS:
             ours = OURS[flag]
             raise OptionError(flag, word, f"is set by the launch: use {ours} before --" if ours else "is set by the launch")
+
+
+def _check_model(model: str) -> None:
+    """A hub's name is for vLLM to judge; for a path that leads to no model an engine would take half a minute to say so."""
+    accepted = "accepted: a folder with config.json, or a name on the hub, as owner/name"
+    if os.path.isdir(model):
+        if not any(os.path.isfile(os.path.join(model, name)) for name in CONFIG_FILES):
+            raise OptionError("--model", model, f"is a folder without config.json; {accepted}")
+    elif _is_path(model) and not os.path.isfile(model):
+        raise OptionError("--model", model, f"is no folder of this host; {accepted}")
+
+
+def _is_path(model: str) -> bool:
+    """Whether it cannot be a name on a hub. (Addresses, as s3://…, are vLLM's.)"""
+    if "://" in model:
+        return False
+    return not model.strip() or model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1
 
 
 def _check_ports(options: LaunchOptions) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from kvpool.devices.affinity import usable_cpus
 from kvpool.ops.launch.abandoned import PREFIX, SHARED_MEMORY, owned
 from kvpool.ops.launch.options import LaunchOptions
 from kvpool.ops.launch.plan import HERE, Place
@@ -32,12 +33,12 @@ def own_place(options: LaunchOptions) -> Iterator[Place]:
         shared = _folder(stack, str(memory)) if memory.is_dir() and os.access(memory, os.W_OK) else folder
         stack.enter_context(owned(Path(shared)))
         secret = os.environ.get("KVPOOL_SECRET") or secrets.token_hex(16)
-        yield Place(folder, shared, ports, secret, sys.executable, _cpus(), devices)
+        yield Place(folder, shared, ports, secret, sys.executable, usable_cpus(), devices)
 
 
 def shown_place(options: LaunchOptions) -> Place:
     """The same with words in place of folders and secret, which only a launch makes."""
-    return Place("FOLDER", "SHARED", choose_ports(options), "SECRET", sys.executable, _cpus(), choose_devices(options))
+    return Place("FOLDER", "SHARED", choose_ports(options), "SECRET", sys.executable, usable_cpus(), choose_devices(options))
 
 
 def choose_ports(options: LaunchOptions) -> dict[str, int]:
@@ -92,10 +93,6 @@ def choose_devices(options: LaunchOptions, probe: Probe = HOST, env: Mapping[str
         reason = f"{len(options.engines)} engines need {needed} GPUs, and {whose} shows {len(found)}"
         raise OptionError("--tensor-parallel-size", options.tp, reason)
     return found
-
-
-def _cpus() -> tuple[int, ...]:
-    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def _folder(stack: ExitStack, parent: str | None) -> str:

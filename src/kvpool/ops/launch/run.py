@@ -17,7 +17,7 @@ from kvpool.ops.launch.abandoned import GRACE_S, KILL_S, SERVICE, STOP_S, write_
 from kvpool.ops.launch.plan import Place, Plan, Process
 from kvpool.ops.launch.signals import Signals
 from kvpool.ops.services import Running, Service, service
-from kvpool.ops.services.processes import alive, load, spawn, stop_all
+from kvpool.ops.services.processes import StartError, alive, load, spawn, stop_all
 
 LOOK_S, PROGRESS_S, ANSWER_S = 0.25, 10.0, 2.0
 SERVICE_S = 90.0
@@ -111,7 +111,7 @@ class Launch:
             self._refuse_dead("ended")
             for name, running in service:
                 if not alive(running):
-                    raise OSError(_end_of(name, "ended", running))
+                    raise OSError(self._end_of(name, "ended", running.log))
             time.sleep(LOOK_S)
 
     def _of_service(self) -> list[Running]:
@@ -133,7 +133,10 @@ class Launch:
         made.stop(folder, STOP_S)
         self._write_down()
         self._service = made  # before it starts: a signal may come between its start and the next line
-        started = made.start(folder, deadline_s)  # ends what it has started when it is interrupted
+        try:
+            started = made.start(folder, deadline_s)  # ends what it has started when it is interrupted
+        except StartError as error:
+            raise OSError(f"{error.reason}\n{_tail_of(error.log)}") from None  # the log goes with the launch
         for name, address in started.addresses.items():
             self._say(f"pool service {wanted.backend}: {name} at {address}")
         for note in started.notes:
@@ -156,7 +159,8 @@ class Launch:
             self._running.append((process, running))
             self._write_down()
         where = ", ".join(f"{flag} {port}" for flag, port in process.ports.items())
-        self._say(f"{process.name}: starting ({where}; log: {running.log})")
+        log = "log" if self._stays(running.log) else "log while it runs"
+        self._say(f"{process.name}: starting ({where}; {log}: {running.log})")
 
     def _write_down(self) -> None:
         backend = self._plan.service.backend if self._plan.service is not None else ""
@@ -173,7 +177,7 @@ class Launch:
                     self._say(f"{process.name}: ready after {time.monotonic() - began:.0f} s")
             now = time.monotonic()
             if waiting and now - began > deadline_s:
-                shown = "\n".join(f"--- end of {running.log}\n{tail(running)}" for _, running in waiting)
+                shown = "\n".join(self._end_of(process.name, "is still silent", running.log) for process, running in waiting)
                 raise OSError(f"{_names(waiting)}: no answer within {deadline_s:g} s\n{shown}")
             if waiting and now - told > PROGRESS_S:
                 told = now
@@ -183,7 +187,16 @@ class Launch:
     def _refuse_dead(self, words: str) -> None:
         for process, running in self._running:
             if not alive(running):
-                raise OSError(_end_of(process.name, words, running))
+                raise OSError(self._end_of(process.name, words, running.log))
+
+    def _end_of(self, name: str, words: str, log: str) -> str:
+        """With the path of the log only where that will still be there."""
+        where = f" ({log})" if self._stays(log) else ""
+        return f"{name} {words}; the end of its log{where}:\n{_tail_of(log)}"
+
+    def _stays(self, log: str) -> bool:
+        """Whether it outlives the launch, whose folder goes with it."""
+        return self._folder not in Path(log).parents
 
     def _found(self, name: str) -> Running:
         return next(running for process, running in self._running if process.name == name)
@@ -216,10 +229,6 @@ class Launch:
             self._teller(line)
 
 
-def _end_of(name: str, words: str, running: Running) -> str:
-    return f"{name} {words}; the end of its log ({running.log}):\n{tail(running)}"
-
-
 def answers(url: str) -> bool:
     """Whether GET answers 200 within two seconds. (Proxies of the environment are not asked.)"""
     parts = urllib.parse.urlsplit(url)
@@ -233,10 +242,10 @@ def answers(url: str) -> bool:
         link.close()
 
 
-def tail(running: Running) -> str:
-    """The last lines of a log."""
+def _tail_of(log: str) -> str:
+    """Its last lines."""
     try:
-        lines = Path(running.log).read_text(errors="replace").rstrip().splitlines()
+        lines = Path(log).read_text(errors="replace").rstrip().splitlines()
     except OSError:
         lines = []
     return "\n".join(line[:500] for line in lines[-TAIL_LINES:]) or "(no output)"

@@ -43,8 +43,10 @@ class Service(ABC):
 
     @abstractmethod
     def stop(self, folder: Path, deadline_s: float) -> list[str]:
-        """Stop what runs, politely and then not; the names of what had to be killed. Does nothing where nothing runs."""
+        """Stop what runs, politely and then not; the names of what had to be killed. Does nothing where nothing runs.
+        ValueError where the folder holds another store's service."""
 
     @abstractmethod
     def status(self, folder: Path) -> dict[str, str]:
-        """Per process: ``ready``, ``starting`` (runs, does not answer) or ``dead``; empty where none was started."""
+        """Per process: ``ready``, ``starting`` (runs, does not answer) or ``dead``; empty where none was started. ValueError as for
+        ``stop``."""

@@ -77,7 +77,7 @@ class MemcacheService(Service):
         return [f"each engine gives {self._engine_dram >> 20} MB, and what lies there goes with it (with a size given, it stays)"]
 
     def stop(self, folder: Path, deadline_s: float) -> list[str]:
-        started = load(folder)
+        started = load(folder, self.backend)
         if started is None:
             return []
         killed = end(started.processes, deadline_s)
@@ -86,7 +86,7 @@ class MemcacheService(Service):
         return killed
 
     def status(self, folder: Path) -> dict[str, str]:
-        started = load(folder)
+        started = load(folder, self.backend)
         if started is None:
             return {}
         states = {}

@@ -85,7 +85,7 @@ class MooncakeService(Service):
         return started
 
     def stop(self, folder: Path, deadline_s: float) -> list[str]:
-        started = processes.load(folder)
+        started = processes.load(folder, self.backend)
         if started is None:
             return []
         killed = processes.stop_all(started.processes, deadline_s)
@@ -94,7 +94,7 @@ class MooncakeService(Service):
         return killed
 
     def status(self, folder: Path) -> dict[str, str]:
-        started = processes.load(folder)
+        started = processes.load(folder, self.backend)
         if started is None:
             return {}
         host, _, port = started.addresses["master"].rpartition(":")

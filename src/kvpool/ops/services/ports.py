@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvpool.ops.services.base import LOOPBACK
+from kvpool.options.errors import OptionError
 
 LOWEST, HIGHEST, TRIES = 10_000, 60_000, 64
 HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -39,6 +40,17 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
         if len(found) == count:
             return found
     raise error
+
+
+def check_host(host: str) -> None:
+    """OptionError where no service of this host can listen on that address."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        accepted = f"accepted: {LOOPBACK}, or another IPv4 address of this host"
+        raise OptionError("--host", host, f"cannot be listened on ({why}); {accepted}") from None
 
 
 def free_port(host: str = LOOPBACK) -> int:

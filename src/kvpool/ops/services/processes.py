@@ -19,6 +19,14 @@ STATE = "state.json"
 _TICK_S = 0.05
 
 
+class StartError(OSError):
+    """A process did not come up: ``reason`` in one line, ``log`` is the path of its log."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(f"{reason} (log: {log})")
+        self.reason, self.log = reason, log
+
+
 def spawn(name: str, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> Running:
     """Start one process; its output goes to ``<folder>/<name>.log``. OSError where it cannot be started."""
     log = folder / f"{name}.log"
@@ -51,15 +59,15 @@ def alive(process: Running) -> bool:
 
 
 def wait_until(ready: Callable[[], bool], processes: Sequence[Running], deadline_s: float) -> None:
-    """OSError, with the end of the log, when a process ends before it is ready, or the time is over."""
+    """StartError, with the end of the log, when a process ends before it is ready, or the time is over."""
     end = time.monotonic() + deadline_s
     while not ready():
         for process in processes:
             if not alive(process):
-                raise OSError(f"{process.name} ended: {last_line(process)} (log: {process.log})")
+                raise StartError(f"{process.name} ended: {last_line(process)}", process.log)
         if time.monotonic() > end:
             names = ", ".join(process.name for process in processes)
-            raise OSError(f"{names} did not answer within {deadline_s:g} s (log: {processes[-1].log})")
+            raise StartError(f"{names} did not answer within {deadline_s:g} s", processes[-1].log)
         time.sleep(_TICK_S)
 
 
@@ -114,13 +122,17 @@ def refuse_running(folder: Path) -> None:
         raise ValueError(f"{folder} holds a {before.backend} service that runs: stop it first")
 
 
-def load(folder: Path) -> Started | None:
-    """What was started in this folder; None where nothing was. OSError where the record is damaged."""
+def load(folder: Path, backend: str | None = None) -> Started | None:
+    """What was started in this folder; None where nothing was. OSError where the record is damaged, ValueError where it is not of
+    ``backend``."""
     try:
         raw = json.loads((folder / STATE).read_text())
         processes = [Running(**process) for process in raw.pop("processes")]
-        return Started(processes=processes, **raw)
+        started = Started(processes=processes, **raw)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
         raise OSError(f"{folder / STATE} is damaged: {error}") from None
+    if backend not in (None, started.backend):
+        raise ValueError(f"{folder} holds a service of {started.backend}, not of {backend}")
+    return started

@@ -118,7 +118,7 @@ class YuanrongService(Service):
         return {"coordinator_address": address}
 
     def stop(self, folder: Path, deadline_s: float) -> list[str]:
-        started = processes.load(folder)
+        started = processes.load(folder, self.backend)
         if started is None:
             return []
         killed = processes.stop_all(started.processes, deadline_s)
@@ -129,7 +129,7 @@ class YuanrongService(Service):
         return killed
 
     def status(self, folder: Path) -> dict[str, str]:
-        started = processes.load(folder)
+        started = processes.load(folder, self.backend)
         if started is None:
             return {}
         states = {}
@@ -189,10 +189,10 @@ def _found(starter: Running, name: str, argument: str, end: float) -> Running:
         for pid in _pids_with(argument):
             return Running(name, pid, processes.start_time(pid), starter.log)
         if not processes.alive(starter) and not _pids_with(argument):
-            raise OSError(f"dscli ended without a {name}: {processes.last_line(starter)} (log: {starter.log})")
+            raise processes.StartError(f"dscli ended without a {name}: {processes.last_line(starter)}", starter.log)
         if time.monotonic() > end:
             processes.stop_all([starter], 2.0)
-            raise OSError(f"dscli started no {name} in time (log: {starter.log})")
+            raise processes.StartError(f"dscli started no {name} in time", starter.log)
         time.sleep(0.05)
 
 

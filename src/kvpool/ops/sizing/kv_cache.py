@@ -130,4 +130,7 @@ def kv_section(shape: ModelShape, kv: KvBytes, plan: Plan) -> Section:
     slide = "; less with sliding layers" if count > 1 or LayerKind.FULL not in shape.layers else ""
     formula = f"{plan.sequences_per_engine} sequences of an engine x {plan.tokens} tokens in whole blocks x {rank}{slide}"
     section.add("kv_bytes_on_rank", device, "bytes", formula, VLLM)
+    if 0 < shape.max_tokens < plan.tokens:
+        text = f"{plan.tokens} tokens are more than the {shape.max_tokens} that the model takes (max_position_embeddings)"
+        section.warning("--tokens", text, "size for fewer tokens, or give the engine's overrides with --hf-overrides")
     return section

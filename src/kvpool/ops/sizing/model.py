@@ -42,6 +42,7 @@ class ModelShape:
     """``width``: elements per token and KV head, K and V together; of a latent cache ``kv_lora_rank + qk_rope_head_dim``.
 
     ``kv_heads`` of the whole model, 1 for a latent cache. ``indexers``: per layer, is there an indexer's key cache?
+    ``max_tokens``: of a sequence; 0 where config.json does not say.
     """
 
     model_type: str
@@ -54,6 +55,7 @@ class ModelShape:
     index_head_dim: int
     indexers: tuple[bool, ...]
     quantized_kv: bool
+    max_tokens: int
 
     @property
     def attention(self) -> str:
@@ -99,6 +101,7 @@ def model_shape(settings: dict[str, Any]) -> ModelShape:
         whole(text, "index_head_dim") if index_topk else 0,
         indexer_layers(text, len(layers)) if index_topk else (False,) * len(layers),
         _names_kv_scheme(text),
+        _max_tokens(text, model_type),
     )
 
 
@@ -120,6 +123,17 @@ def _refuse_varied(text: Mapping[str, Any], heads: int, head_dim: int) -> None:
         )
         if varied or (name == "v_head_dim" and value != head_dim):
             raise OptionError(name, value, "some heads differ from the others, which cannot be sized", where="config.json")
+
+
+def _max_tokens(text: Mapping[str, Any], model_type: str) -> int:
+    """As vLLM 0.32 derives max_model_len: linear and dynamic scaling, but for Gemma 3, come on top of max_position_embeddings."""
+    most = text.get("max_position_embeddings") or text.get("n_positions")
+    scaling = text.get("rope_parameters") or text.get("rope_scaling")
+    scaling = scaling if isinstance(scaling, Mapping) and "gemma3" not in model_type else {}
+    factor = scaling.get("factor") if scaling.get("rope_type", scaling.get("type")) in ("linear", "dynamic") else None
+    if not isinstance(most, int):
+        return 0
+    return int(most * factor) if isinstance(factor, int | float) else most
 
 
 def _names_kv_scheme(text: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from kvpool.stores.local.ghosts import Ghosts
 from kvpool.stores.local.index import LmdbTransaction
 from kvpool.stores.local.leases import Leases
 from kvpool.stores.local.memory_limit import warn_if_over_limit
-from kvpool.stores.local.pool_dir import FORMAT, PoolDir, boot_id, default_root
+from kvpool.stores.local.pool_dir import FORMAT, PoolDir, boot_id, default_root, require_linux
 from kvpool.stores.local.prefault import Prefaulter
 from kvpool.stores.local.readers import TABLE_BYTES, Readers
 from kvpool.stores.local.records import Records
@@ -50,6 +50,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 def open_pool(root: Path | None, name: str, dram_bytes: int | None) -> Pool:
     """Join the pool, or make it; with ``dram_bytes`` None only join. OSError or ValueError with the reason in one line."""
+    require_linux()
     end = time.monotonic() + _JOIN_S
     if dram_bytes is not None:
         warn_if_over_limit(name, dram_bytes)

@@ -7,8 +7,10 @@ import errno
 import fcntl
 import json
 import os
+import platform
 import re
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +19,12 @@ from pathlib import Path
 FORMAT = 2
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def require_linux() -> None:
+    """OSError, in one line, where the system lacks the calls that a pool is made of."""
+    if sys.platform != "linux" or not all(hasattr(os, name) for name in ("posix_fallocate", "memfd_create")):
+        raise OSError(f"the local store needs Linux (this is {platform.system() or sys.platform})")
 
 
 def default_root() -> Path:

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from kvpool.devices.affinity import usable_cpus
 from kvpool.devices.process_memory import Int64, joined, parts, readv, writev
 
 Move = Callable[[int, Int64, Int64, Int64], tuple[int, int]]
@@ -59,7 +60,7 @@ def _move(call: Move, pid: int, far: Int64, near: Int64, sizes: Int64) -> None:
 def _shares(sizes: Int64) -> list[slice]:
     """Which runs each thread copies: about as many bytes each, one thread alone where they are few."""
     total = int(sizes.sum())
-    threads = max(1, min(THREADS, len(os.sched_getaffinity(0)), len(sizes), total // SHARE))
+    threads = max(1, min(THREADS, len(usable_cpus()), len(sizes), total // SHARE))
     ends = np.searchsorted(np.cumsum(sizes), np.arange(1, threads) * total // threads) + 1
     bounds = [0, *ends.tolist(), len(sizes)]
     return [slice(start, end) for start, end in pairwise(bounds)]

@@ -8,6 +8,8 @@ from kvpool.devices import copy_engine, device_of
 from kvpool.ops.doctor.finding import Check, Finding
 from kvpool.ops.doctor.need import Need
 from kvpool.options.backend import CONFIG_VARIABLE
+from kvpool.options.errors import OptionError
+from kvpool.options.reach import check_reach
 
 AREA = "configuration"
 SOUND = Check(AREA, "options", "everything that `kvpool config check` looks at")
@@ -37,6 +39,10 @@ def _fix(error: str) -> str:
 def judge_device(need: Need) -> list[Finding]:
     """As the engine's start does: what is not built yet is refused there."""
     needed = "a device that this version runs on"
+    try:
+        check_reach(need.backend, need.device)
+    except OptionError as error:
+        return [DEVICE.failure(str(error), "a store for this device", "name a store that is accepted")]
     try:
         device_of(need.device)
         if need.backend == "local":

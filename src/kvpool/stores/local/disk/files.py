@@ -21,8 +21,6 @@ from kvpool.stores.local.geometry import Geometry, slot_bytes_for
 logger = logging.getLogger(__name__)
 
 _PUNCH = 0x1 | 0x2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 def view_of(address: int, nbytes: int) -> memoryview:
@@ -129,7 +127,8 @@ class DiskFiles:
 
     def blank(self, first: int, count: int) -> None:
         """Clear the records of many units at once."""
-        if _fallocate(self.records, _PUNCH, first * RECORD_BYTES, count * RECORD_BYTES) == 0:
+        start, nbytes = ctypes.c_int64(first * RECORD_BYTES), ctypes.c_int64(count * RECORD_BYTES)
+        if ctypes.CDLL(None, use_errno=True).fallocate(self.records, _PUNCH, start, nbytes) == 0:
             return
         step = 4096
         for unit in range(first, first + count, step):
