@@ -70,9 +70,9 @@ class Releases:
         self._metrics.releases.labels(outcome).inc()
 
     def _ended_unseen(self, listeners: PrefillListeners, known: Offer, outcome: Outcome) -> None:
-        self._count(outcome)
         if outcome in _GONE:
             listeners.forget(known)
+        self._count(outcome)  # last: whoever sees it counted finds it forgotten
 
     def _releaser_for(self, host: str) -> Releaser:
         secret = self._secret_for(host).value

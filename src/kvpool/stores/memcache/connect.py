@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple, cast
@@ -31,7 +32,7 @@ class Wish(NamedTuple):
 
 @dataclass
 class _Shared:
-    """``users`` is 0 for a client that could not be closed: the next store takes it over."""
+    """``users`` is 0 for a client that could not be closed, or started too late: the next store takes it over."""
 
     client: Client
     wish: Wish
@@ -41,15 +42,17 @@ class _Shared:
 _lock = threading.Lock()
 _shared: _Shared | None = None
 _starting: Call[Client] | None = None
+_given_up: Wish | None = None  # the start under way is waited for no more
 _loaded_with: str | None = None
 
 
 def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
     """The client, started if need be. OSError in one line when the MetaService does not answer or the start takes too long; a start
-    that ends later is undone."""
+    that ends later serves the next store."""
     global _shared
     end = time.monotonic() + deadline_s
     with _lock:
+        _take_late()
         if _shared is not None:
             _check_same(_shared.wish, wish)
         if _shared is None or _shared.users == 0:
@@ -75,7 +78,20 @@ def release(client: Client) -> None:
             _shared = None
 
 
+def _take_late() -> None:
+    """Keep a client that started after its store had given up. Closing it would hold the interpreter lock for seconds, or for ever
+    where its MetaService does not answer just then."""
+    global _shared, _given_up
+    if _given_up is None or _starting is None or not _starting.done():
+        return
+    wish, _given_up = _given_up, None
+    with suppress(Exception):
+        _shared = _Shared(_starting.value(), wish, users=0)
+
+
 def _open_client() -> Client | None:
+    """At the end of the process, when nothing else opens or closes it any more."""
+    _take_late()
     return None if _shared is None else _shared.client
 
 
@@ -126,26 +142,23 @@ def _wait_until_it_answers(client: Client, end: float, deadline_s: float) -> Non
 
 def _start(module: ModuleType, wish: Wish, end: float, deadline_s: float) -> Client:
     """Init on a thread of its own: it cannot be interrupted."""
-    global _starting
+    global _starting, _given_up
     if _starting is not None and not _starting.done():
         raise OSError("MemCache: an earlier start in this process has not ended yet; try again later")
-    given_up = threading.Event()
-    call: Call[Client] = Call(lambda: _init(module, wish, given_up), end)
+    call: Call[Client] = Call(lambda: _init(module, wish), end)
     _starting = call
     threading.Thread(target=call.run, name="kvpool-memcache-init", daemon=True).start()
     if not call.wait(end - time.monotonic()):
-        given_up.set()
+        _given_up = wish
         hint = "was the MetaService restarted? then start this process again, or the whole pool"
         raise OSError(f"MemCache: the library did not start within {deadline_s:g} s ({hint})")
     return call.value()
 
 
-def _init(module: ModuleType, wish: Wish, given_up: threading.Event) -> Client:
+def _init(module: ModuleType, wish: Wish) -> Client:
     with kept_handlers():
         client: Client = module.DistributedObjectStore()
     code = client.init(wish.device_id, init_bm=wish.data)
     if code != 0:
         raise OSError(f"MemCache: the library does not start with {wish.conf_path}: code {code} (it says why on stderr)")
-    if given_up.is_set():
-        close_if_well(client)
     return client
