@@ -107,6 +107,20 @@ def test_timeout(start):
     assert reasons(counted, "missed_tokens") == {"timeout": 96}
 
 
+def test_a_lookup_that_timed_out_is_in_the_histogram_with_its_age(start, monkeypatch):
+    """Else the slowest lookups were the ones that it does not show."""
+    engine = stored(start, options={"lookup_timeout_ms": 60, "lookup_wait_ms": 1})
+    engine.forget_local()
+    seen: list[float] = []
+    monkeypatch.setattr(engine.pool.stats, "observe", lambda name, value: seen.append(value) if name == "lookup_seconds" else None)
+    gate = engine.store.close_gate("exists")
+    engine.ask("b", PROMPT)
+    gate.set()
+    (age,) = seen
+    assert 0.06 <= age < 60
+    engine.settle()
+
+
 def test_a_failed_load_and_then_the_negative_cache(start):
     engine = stored(start, load_async=True, policy="recompute")
     engine.store.fail_keys("get", lambda key: True, Result(Status.TRANSIENT))

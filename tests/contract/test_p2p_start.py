@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 
 import pytest
 
-from kvpool.engine.p2p.setup import hold_seconds, read_pull_setup
-from kvpool.options import OptionError
+from kvpool.engine.p2p.setup import read_pull_setup
+from kvpool.options import Deployment, OptionError
+from kvpool.options.check import check
 from tests.contract.spec import Spec, kv_cache_config, vllm_config
 
 SIZES = {"prefill": {"tp_size": 2, "dp_size": 2}, "decode": {"tp_size": 1, "dp_size": 1}}
+HERE = Deployment(tp=2, dp=2, pp=1, device="cpu")
 
 
 @pytest.fixture
 def read(monkeypatch, caplog):
     """``read(extra config, env, dp_index=…, Spec fields…)``; what was logged is in ``read.log()``."""
-    for name in ("KVPOOL_SECRET", "VLLM_HOST_IP", "HCCL_IF_IP", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"):
+    for name in ("KVPOOL_SECRET", "VLLM_HOST_IP", "HCCL_IF_IP", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "HCCL_RDMA_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     caplog.set_level(logging.INFO)
@@ -74,12 +78,51 @@ def test_off_loopback_without_a_secret_is_one_warning_or_refused(read):
     assert read({"transfer_require_auth": True}, {"VLLM_HOST_IP": "10.0.0.1"}).secret.kind == "shared"
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "1.5"])
-def test_how_long_prefill_keeps_blocks(value):
-    assert hold_seconds({}) == 480
-    assert hold_seconds({"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "30"}) == 30
-    with pytest.raises(OptionError, match="VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"):
-        hold_seconds({"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": value})
+@pytest.mark.parametrize(
+    ("extra", "env"),
+    [
+        ({}, {"VLLM_HOST_IP": "0.0.0.0"}),
+        ({"transfer_host": "::"}, {}),
+        ({}, {"KVPOOL_SECRET": "short"}),
+        ({"transfer_require_auth": True}, {"VLLM_HOST_IP": "10.0.0.1", "KVPOOL_SECRET": None}),
+        ({}, {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "abc"}),
+        ({}, {"HCCL_RDMA_TIMEOUT": "abc"}),
+        ({"transfer_engine": "mooncake", "transfer_protocol": "ascend"}, {}),
+        ({"transfer_root": "/no/such/folder"}, {}),
+    ],
+)
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_the_start_refuses_in_the_words_of_config_check(read, role, extra, env):
+    given = {**SIZES, "decode": SIZES["prefill"], **extra}
+    with pytest.raises(OptionError) as started:
+        read(given, env, role=role)
+    with pytest.raises(OptionError) as checked:
+        check(_config(role, given), [], os.environ, deployment=HERE)
+    assert str(started.value) == str(checked.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "env"),
+    [
+        ({}, {"VLLM_HOST_IP": "10.0.0.1", "KVPOOL_SECRET": None}),
+        ({"transfer_engine": "local_host", "transfer_protocol": "tcp"}, {}),
+        ({"transfer_engine": "process_vm", "transfer_buffer_size": "64MB"}, {}),
+        ({"transfer_engine": "mooncake", "transfer_root": "/dev/shm"}, {}),
+    ],
+)
+def test_the_start_warns_in_the_words_of_config_check(read, extra, env):
+    setup = read(extra, env)
+    checked = check(_config("kv_producer", {**SIZES, **extra}), [], os.environ, deployment=HERE)
+    assert len(checked.warnings) == 1
+    for line in [*checked.warnings, *checked.notes]:
+        assert read.log().count(line) == 1
+    assert len(checked.notes) == (setup.engine == "mooncake")
+
+
+def _config(role, extra):
+    return json.dumps(
+        {"kv_connector": "MooncakeConnectorV1", "kv_role": role, "kv_port": 20001, "kv_connector_extra_config": extra}
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,28 @@ def test_waiting_for_a_young_save_spares_a_preemption(start, monkeypatch):
     engine.assert_clean()
 
 
+@pytest.mark.parametrize("kind", ["lookup", "load", "save"])
+def test_a_young_save_of_a_sick_store_is_not_waited_for(start, monkeypatch, kind):
+    """An open breaker, whichever: the blocks may not come back soon, so vLLM preempts as it would without us."""
+    monkeypatch.setattr("kvpool.engine.job_table.FREES_SOON_S", 600.0)
+    engine = start(num_blocks=10, prefix_caching=False, options={"breaker_failures": 1, "breaker_cooldown_ms": 3_600_000})
+    engine.store.hold.add("put")
+    engine.ask("a", PROMPT[:64], 2)
+    engine.until(lambda: engine.store.held)
+    assert engine.pool.will_free_blocks()
+    side = engine.ranks[0].worker_side
+    {"lookup": engine.pool.breaker, "load": side._load_breaker, "save": side._save_breaker}[kind].failure()
+    engine.add("b", PROMPT[20:84], 60)
+    engine.until(lambda: engine.requests["b"].num_preemptions > 0, step=True)
+    assert not engine.pool.will_free_blocks()
+    assert engine.pool.open_counts()["pinned"] >= 4, "the save is open all the time"
+    engine.store.hold.clear()
+    engine.store.finish_held()
+    engine.run()
+    assert engine.answers["b"].tokens == expected_output(PROMPT[20:84], 60)
+    engine.assert_clean()
+
+
 @pytest.mark.parametrize("load_async", [False, True])
 def test_many_waiting_requests_share_one_lookup_budget_a_step(start, load_async):
     """A slow store delays a step by the budget once, however many requests wait."""

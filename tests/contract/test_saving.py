@@ -137,6 +137,25 @@ def test_saves_beyond_the_pin_limit_are_dropped_counted_and_offered_again(start)
     engine.assert_clean()
 
 
+def test_an_engine_without_requests_keeps_stepping_for_an_open_save(start):
+    """Else it would hear of the save's end, and free the blocks, only with the next request."""
+    engine = start()
+    engine.store.hold.add("put")
+    engine.ask("a", PROMPT)
+    engine.until(lambda: engine.store.held, step=True)
+    engine.step()  # what has finished is told to the workers here
+    assert not engine.scheduler.has_unfinished_requests()
+    assert not engine.scheduler.has_finished_requests()
+    assert engine.pool.open_counts()["pinned"] == 6
+    assert engine.scheduler.has_requests(), "as long as the save is open"
+    engine.store.hold.clear()
+    engine.store.finish_held()
+    engine.until(lambda: not engine.step())
+    assert engine.pool.open_counts()["pinned"] == 0
+    assert not engine.scheduler.has_requests()
+    engine.assert_clean()
+
+
 def test_a_full_store_costs_nothing_but_hits(start):
     engine = start(FakeStore(capacity=5 * 2048), prefix_caching=False)
     for i in range(6):

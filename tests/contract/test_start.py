@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 import pytest
 
 from kvpool.options import OptionError
 from tests.contract.content import expected_output
 from tests.contract.harness import Harness
+from tests.contract.ranks import unwrap
 from tests.contract.spec import Spec
 
 PROMPT = list(range(100, 200))
@@ -82,6 +84,42 @@ def test_the_line_that_says_what_is_ready(start, monkeypatch):
             f"rank {rank} holds group 0",
         ):
             assert part in line
+
+
+def test_store_capacity_and_policy_are_told_at_start_and_the_namespace_at_the_first_request(start, monkeypatch):
+    told: list[str] = []
+    keep = lambda text, *words: told.append(text % words) if re.search("ranks have met|is of", text) else None  # noqa: E731
+    monkeypatch.setattr("kvpool.engine.opening.logger.info", keep)
+    engine = start(tp=2)
+    engine.until(lambda: told)
+    (line,) = told
+    for part in (
+        "backend local: ",
+        f"address /dev/shm/kvpool-{os.geteuid()}/",
+        "tenant default",
+        f"capacity {1 << 30} bytes",
+        "policy fail",
+        "synchronous loads",
+        "the namespace is made at the first request",
+    ):
+        assert part in line
+    engine.ask("a", PROMPT)
+    engine.until(lambda: len(told) > 1)
+    engine.ask("b", PROMPT)
+    engine.settle()
+    (_, line) = told
+    assert line.startswith(f"kvpool: namespace {engine.pool._agreement.namespace} is of {{")
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer", "kv_consumer"])
+@pytest.mark.parametrize("rival", [None, "first", "last"])
+def test_no_role_requires_that_kv_is_delivered(start, role, rival):
+    """A dropped save is a later miss. Were delivery required, vLLM would drop the output of preempted requests."""
+    engine = start(role=role, rival=rival)
+    assert engine.scheduler.requires_kv_delivery is False
+    for connector in (engine.scheduler.connector, *(rank.connector for rank in engine.ranks)):
+        assert connector.requires_kv_delivery is False
+        assert unwrap(connector).requires_kv_delivery is False
 
 
 @pytest.mark.parametrize("load_async", [False, True])

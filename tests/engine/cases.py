@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ class Cell:
     def __str__(self) -> str:
         load, caching = "async" if self.load_async else "sync", "apc" if self.prefix_caching else "noapc"
         return f"{self.model}-{self.parallel}-{load}-{caching}-{'eager' if self.eager else 'compiled'}"
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool."""
+        return f"{self.model}-{self.parallel}"
 
     @property
     def impossible(self) -> str:
@@ -102,16 +108,19 @@ def cell_spec(cell: Cell, root: Path, **extra: Any) -> EngineSpec:
         **PARALLEL[cell.parallel],
         "enforce_eager": cell.eager,
         "enable_prefix_caching": cell.prefix_caching,
-        "kv_transfer_config": pool_config(root, f"{cell.model}-{cell.parallel}", load_async=cell.load_async, **extra),
+        "kv_transfer_config": pool_config(root, cell.pool, load_async=cell.load_async, **extra),
     }
     return EngineSpec(model=cell.model, args=args)
 
 
-def check_cell(engine: Engine, cell: Cell, pool_is_filled: bool, tries: int = 1) -> None:
+def check_cell(
+    engine: Engine, cell: Cell, pool_is_filled: bool, tries: int = 1, spoil: AbstractContextManager[None] | None = None
+) -> None:
     """Greedy outputs with hits from the pool equal those without, in the same engine, for prompts that share a prefix.
 
     The reference uses a cache salt of its own: its hashes are its own, so neither device nor pool has anything for it. A store
     behind other processes may time out on a busy machine: with ``tries`` the tokens must be right each time, and hits come in one.
+    Within ``spoil`` the pool is corrupt: the same hits must then give other tokens.
     """
     prompts = [tokens((1, SHARED), (seed, TAIL)) for seed in (2, 3)]
     # Outputs of differing batches may differ by themselves, so like is compared with like: one request at a time.
@@ -141,3 +150,9 @@ def check_cell(engine: Engine, cell: Cell, pool_is_filled: bool, tries: int = 1)
     assert metric(samples, "kvpool:hit_tokens_total") >= SHARED, "the hit did not come from the pool"
     assert tries > 1 or metric(samples, "kvpool:load_failures_total") == 0
     assert tries > 1 or metric(samples, "kvpool:save_failures_total") == 0
+    if spoil is not None:
+        assert not cell.prefix_caching or engine.do("reset_prefix_cache"), "device blocks were still in use"
+        with spoil:
+            wrong = ask()
+        assert all(r["num_cached_tokens"] >= SHARED for r in wrong), f"cached: {[r['num_cached_tokens'] for r in wrong]}"
+        assert [r["token_ids"] for r in wrong] != expected, "a corrupt pool gives the same tokens: the check has no power"

@@ -50,7 +50,17 @@ FAULTS: dict[str, dict[str, Any]] = {
     "put hangs": {"put": {"hang": True}},
     "put loses": {"put": {"lose": True}},
     "some gets fail": {"get": {"status": "transient", "fraction": 0.3}},
+    "release raises": {"release": {"error": "broken"}},
+    "release hangs": {"release": {"hang": True}},
+    "stats hangs": {"stats": {"hang": True}},
+    "health raises": {"get": {"status": "transient"}, "health": {"error": "broken"}},
+    "health hangs": {"get": {"status": "transient"}, "health": {"hang": True}},
 }
+# What the first request makes the engine ask: all of it fails at once, in one engine raising, in the other hanging.
+AT_FIRST = ("notes", "write_note", "stats")
+FIRST_FAULT: dict[str, dict[str, Any]] = {"qwen3": {"error": "broken"}, "gemma3": {"hang": True}}
+GAUGES_S = 5.0  # how often the store's numbers are read: kvpool.engine.store_gauges.SECONDS
+COOLDOWN_S = 0.4  # of the breakers, and a little
 LATE = {"abandonable": False, "calls": {"get": {"late_s": 1.0}}}
 
 
@@ -97,23 +107,47 @@ def _warm(engine: Engine, number: int) -> list[int]:
     return expected
 
 
+def _until_met(engine: Engine, number: int, calls: dict[str, Any], expected: list[int]) -> None:
+    """Some calls are made only now and then: gauges are read every few seconds, health when a breaker is open."""
+    if "stats" in calls:
+        time.sleep(GAUGES_S + COOLDOWN_S)
+    if "health" in calls:
+        for _ in range(10):
+            assert _ask(engine, number)["token_ids"] == expected
+            engine.do("wait_idle")
+            engine.do("reset_prefix_cache")
+            if metric(engine.metrics(), "kvpool:breaker_state", kind="load") > 0:
+                break
+        time.sleep(COOLDOWN_S)
+
+
 @pytest.mark.parametrize("cell", [Cell("qwen3", load_async=True), Cell("gemma3", load_async=True)], ids=str)
 def test_every_fault_leaves_the_output_as_it_is(cell: Cell, pool_root: Path, start_engine: StartEngine) -> None:
-    engine, faults = _start(cell, pool_root, start_engine)
+    engine, faults = _start(cell, pool_root, start_engine, zero_hit_alarm_lookups=1)
+    faults.set(dict.fromkeys(AT_FIRST, FIRST_FAULT[cell.model]))
+    first = _ask(engine, 80)
+    faults.clear()
+    engine.do("wait_idle")
+    time.sleep(COOLDOWN_S)
+    assert first["token_ids"] == _cold(engine, 80), "faults of the first request"
     for number, (name, calls) in enumerate(FAULTS.items()):
         # A fault of a put is met by what is not stored yet, one of a get by what is.
         expected = _cold(engine, number) if "put" in calls else _warm(engine, number)
         faults.set(calls)
+        _until_met(engine, number, calls, expected)
         began = time.monotonic()
         result = _ask(engine, number)
         assert result["token_ids"] == expected, name
         assert result["error"] is None, name
         assert time.monotonic() - began < 45, f"{name}: took {time.monotonic() - began:.1f} s"
+        if "health" in calls:
+            assert metric(engine.metrics(), "kvpool:breaker_state", kind="load") > 0, f"{name}: the breaker has closed"
         faults.clear()
         engine.do("wait_idle")
         engine.do("reset_prefix_cache")
         assert _ask(engine, number)["token_ids"] == expected, f"after {name}"
-        time.sleep(0.4)  # the breaker's cool-down
+        time.sleep(COOLDOWN_S)
+    assert "kvpool: no hit in " in engine.log_path.read_text(), "the alarm asks for notes and stats, and comes without them"
     samples = engine.metrics()
     assert metric(samples, "kvpool:load_failures_total") > 0
     assert metric(samples, "kvpool:save_failures_total") > 0
@@ -148,18 +182,26 @@ def test_late_writes_reach_nobody(pool_root: Path, start_engine: StartEngine) ->
 
 def test_policy_fail_ends_the_request_and_nothing_else(pool_root: Path, start_engine: StartEngine) -> None:
     engine, faults = _start(
-        Cell("qwen3", load_async=False), pool_root, start_engine, kv_load_failure_policy="fail", lookup_timeout_ms=20_000
+        Cell("qwen3", load_async=False),
+        pool_root,
+        start_engine,
+        kv_load_failure_policy="fail",
+        lookup_timeout_ms=20_000,
+        breaker_failures=1000,  # each fault is to be met, not bypassed
     )
-    expected = {n: _warm(engine, n) for n in range(3)}
-    for n, calls in enumerate([{"get": {"status": "transient"}}, {"get": {"hang": True}}]):
+    gets = {name: calls for name, calls in FAULTS.items() if calls.keys() == {"get"}}
+    for n, (name, calls) in enumerate(gets.items()):
+        expected = _warm(engine, n)
         faults.set(calls)
         result = _ask(engine, n)
-        assert result["error"] or result["finish_reason"] == "error"
+        failed = bool(result["error"]) or result["finish_reason"] == "error"
+        if "fraction" not in calls["get"]:  # else chance decides
+            assert failed == (name != "get is slow"), name
+        assert failed or result["token_ids"] == expected, name
         faults.clear()
         time.sleep(0.8)
         engine.do("reset_prefix_cache")
-    for n in range(3):
-        assert _ask(engine, n)["token_ids"] == expected[n]
+        assert _ask(engine, n)["token_ids"] == expected, f"after {name}"
 
 
 def test_bc_048_chunked_prefill_under_pressure_with_preemption(pool_root: Path, start_engine: StartEngine) -> None:

@@ -12,9 +12,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from kvpool.cli import app
 from kvpool.ops.services import processes
 from kvpool.stores.base import Batch, Hit, Status, Tier
+from kvpool.stores.checksums import TRAILER
 from kvpool.stores.conformance import CHECKS, run_check
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore
@@ -270,6 +273,27 @@ def test_the_service_is_found_again_and_says_its_state(pool):
     assert processes.load(pool.folder).addresses["master"].startswith("127.0.0.1:")
 
 
+def stat(pool):
+    """What `kvpool store stat --service mooncake` says."""
+    words = ["store", "stat", "--service", "mooncake", "--folder", str(pool.folder), "--json"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 0, said.output
+    return json.loads(said.stdout)
+
+
+def test_stat_tells_how_full_the_pool_is_also_without_tenants(pool):
+    store = pool.open()
+    put(store, ["counted"])
+    told = stat(pool)
+    assert told["tenants"] is None
+    assert told["capacity_bytes"] == 64 * MIB
+    assert MIB <= told["used_bytes"] <= 64 * MIB
+    table = CliRunner().invoke(app, ["store", "stat", "--service", "mooncake", "--folder", str(pool.folder)]).stdout
+    assert "67,108,864" in table
+    assert "no tenants" in table
+    store.close()
+
+
 def test_tenants(tmp_path):
     needs_mooncake()
     with mooncake_pool(tmp_path / "strict", tenants={"a": "64MB", "b": "16MB"}, dram=128 * MIB) as strict:
@@ -280,8 +304,19 @@ def test_tenants(tmp_path):
         for tenant in ("default", "nobody"):
             with pytest.raises(OSError, match=f"no quota for tenant_id='{tenant}'"):
                 strict.open(tenant_id=tenant)
-        results = put(two, [f"quota-{i}" for i in range(24)], deadline_s=3.0)
+        names = [f"quota-{i}" for i in range(24)]
+        results = put(two, names, deadline_s=3.0)
         assert set(statuses(results)) <= {Status.OK, Status.NO_SPACE}, "over quota: own objects make room, or there is none"
+        kept = statuses(get(two, ["same", *names]))
+        assert set(kept) <= {Status.OK, Status.MISSING}
+        assert 1 <= kept.count(Status.OK) <= 16 * MIB // (MIB + TRAILER), "what tenant b holds fits into its quota"
+        told = stat(strict)
+        assert told["capacity_bytes"] == 128 * MIB
+        assert [(each["tenant"], each["quota_bytes"]) for each in told["tenants"]] == [("a", 64 * MIB), ("b", 16 * MIB)]
+        used = {each["tenant"]: each["used_bytes"] for each in told["tenants"]}
+        assert used["a"] == MIB + TRAILER
+        assert kept.count(Status.OK) * MIB <= used["b"] <= 16 * MIB
+        assert told["used_bytes"] >= sum(used.values())
         assert statuses(get(one, ["same"])) == [Status.OK], "the others' objects stay"
         assert two.clear(key("")) > 0
         assert statuses(get(one, ["same"])) == [Status.OK]

@@ -1,17 +1,21 @@
-"""`kvpool store start|stop|status`: the services of the stores on this host, for trial and test."""
+"""`kvpool store start|stop|status`, and `stat --service`: the services of the stores on this host, for trial and test."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvpool.ops.services import BACKENDS, Service, Started, default_folder, service
 from kvpool.ops.services.base import LOOPBACK
 from kvpool.ops.services.ports import check_host
+from kvpool.ops.services.processes import load
 from kvpool.options.scalars import read_size
+
+if TYPE_CHECKING:
+    from kvpool.ops.services.mooncake_usage import PoolUse
 
 START_S, STOP_S = 90.0, 20.0
 
@@ -116,3 +120,41 @@ def status(backend: Backend, folder: Folder = None, as_json: Json = False) -> No
             typer.echo("not started")
     if not found or set(found.values()) != {"ready"}:
         raise typer.Exit(1)
+
+
+def tell_use(backend: str, folder: Path | None, *, as_json: bool) -> None:
+    """How full a service's pool is, and its tenants. Exit status 2 and the reason where that cannot be told."""
+    from kvpool.ops.services.mooncake_usage import usage
+
+    place = folder or default_folder(backend)
+    try:
+        if backend != "mooncake":
+            raise ValueError(f"--service {backend!r}: cannot tell how full it is (accepted: mooncake)")
+        started = load(place)
+        if started is None or started.backend != backend:
+            raise ValueError(f"{place} holds no {backend} service: start one with `kvpool store start {backend}`")
+        use = usage(started.addresses["metrics"])
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        tenants = None if use.tenants is None else [tenant._asdict() for tenant in use.tenants]
+        typer.echo(json.dumps({**use._asdict(), "tenants": tenants}))
+        return
+    _print_use(use, f"{backend}, master {started.addresses['master']}")
+
+
+def _print_use(use: PoolUse, title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [("pool", use.capacity_bytes, use.capacity_bytes, use.used_bytes)]
+    if use.disk_capacity_bytes or use.disk_used_bytes:
+        rows.append(("disk", use.disk_capacity_bytes, use.disk_capacity_bytes, use.disk_used_bytes))
+    rows += [(f"tenant {tenant.tenant}", *tenant[1:]) for tenant in use.tenants or []]
+    table = Table("", "quota or capacity", "in effect", "used", title=title)
+    for name, *sizes in rows:
+        table.add_row(name, *(f"{nbytes:,} ({nbytes / (1 << 20):,.1f} MiB)" for nbytes in sizes))
+    Console().print(table)
+    if use.tenants is None:
+        typer.echo("no tenants: the master is not in strict mode")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvpool.cli.service import tell_use
+
 if TYPE_CHECKING:
     from kvpool.stores.local import LocalStore
 
@@ -49,8 +51,27 @@ def _table(title: str, rows: dict[str, object]) -> None:
 
 
 @app.command()
-def stat(name: Name = "default", root: Root = None, as_json: Json = False) -> None:
-    """Show how full a pool and its disk tier are, and how many use it."""
+def stat(
+    name: Annotated[str | None, typer.Argument(help="The pool's name (default: default).")] = None,
+    root: Root = None,
+    service: Annotated[
+        str | None,
+        typer.Option(metavar="mooncake", help="Ask the service that `kvpool store start` made, not a local pool."),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="With --service: its folder (default: the user's state folder).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how full a pool and its disk tier are, how many use it, and with --service what each strict tenant may have and has."""
+    if service is not None and (name is not None or root is not None):
+        typer.echo("error: NAME and --root are of a local pool, not of --service", err=True)
+        raise typer.Exit(2)
+    if service is None and folder is not None:
+        typer.echo("error: --folder is of --service", err=True)
+        raise typer.Exit(2)
+    if service is not None:
+        tell_use(service, folder, as_json=as_json)
+        return
+    name = name or "default"
     with _joined(root, name) as store:
         numbers = dataclasses.asdict(store.stats())
         numbers["users"] = store.users() - 1  # without us; an engine counts once per rank and once for its scheduler

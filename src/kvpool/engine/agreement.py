@@ -12,11 +12,9 @@ from queue import Empty, SimpleQueue
 
 from vllm.logger import init_logger
 
-from kvpool.core.diagnosis import Evidence
 from kvpool.core.keys import key_prefix, namespace_prefix
 from kvpool.core.namespace import NamespaceInputs
 from kvpool.engine.messages import RankInfo
-from kvpool.engine.setup import EngineSetup
 from kvpool.options.record import StoreRecord, difference
 from kvpool.stores.base import Store
 
@@ -75,19 +73,23 @@ class Agreement:
     def ready(self) -> bool:
         return bool(self.namespace)
 
-    def add(self, rank: RankInfo) -> None:
-        """RuntimeError naming the field where the ranks of one engine disagree, or the hosts where they may not differ."""
+    def add(self, rank: RankInfo) -> bool:
+        """True, once, when the last rank has come. RuntimeError naming the field where the ranks of one engine disagree, or the
+        hosts where they may not differ."""
         if self.ready:
-            return
+            return False
         if self._host_bound and rank.host != self._host:
             raise RuntimeError(
                 "kvpool: the local store serves one host, and this engine's ranks are on several: use another backend"
             )
         if differs := difference(self._store, rank.store):
             logger.warning("kvpool: rank %d uses another pool than the scheduler: %s", rank.rank, differs)
+        before = len(self._ranks)
         self._ranks[rank.rank] = rank
-        if len(self._ranks) == self._world_size:
-            self._merged()  # disagreement is an error now, not at the first request
+        if len(self._ranks) < self._world_size:
+            return False
+        self._merged()  # disagreement is an error now, not at the first request
+        return before < self._world_size
 
     def settle(self) -> bool:
         """Make the namespace, once: True when it has just been made. Only when requests come does vLLM know its hash seed."""
@@ -130,18 +132,9 @@ class Agreement:
         if namespace and store.capabilities.listable:
             store.clear(namespace_prefix(namespace))
 
-    def introduce(self, store: Store, setup: EngineSetup, loads: str) -> None:
-        """Tell the log in one line what this engine uses, and the pool who we are. Asks the store: not for the engine's thread."""
-        logger.info(
-            "kvpool: namespace %s, store %s (%s), capacity %d bytes, policy %s, %s loads; the namespace is of %s",
-            self.namespace,
-            setup.options.backend,
-            setup.options.backend_reason,
-            store.stats().capacity_bytes,
-            setup.policy,
-            loads,
-            self.inputs.to_json() if self.inputs is not None else "",
-        )
+    def introduce(self, store: Store) -> None:
+        """Tell the log who we are, and the pool. Asks the store: not for the engine's thread."""
+        logger.info("kvpool: namespace %s is of %s", self.namespace, self.inputs.to_json() if self.inputs is not None else "")
         self._note(store)
 
     def _note(self, store: Store) -> None:
@@ -170,12 +163,9 @@ class Agreement:
                 notes[name] = text
         return notes
 
-    def evidence(self, store: Store, told: str, block_size: int, unknown: int, min_hit_tokens: int) -> Evidence:
-        """What the pool says about hits that do not come. Asks the store: not for the engine's thread."""
-        notes = {key.removeprefix(NOTES).decode(): text for key, text in store.notes(NOTES).items()}
-        inputs = self.inputs.to_json() if self.inputs is not None else ""
-        objects = store.stats().objects or (0 if store.capabilities.mapped else None)
-        return Evidence(self.namespace, inputs, notes, objects, block_size, told, unknown, min_hit_tokens)
+    def records(self, store: Store) -> dict[str, str]:
+        """The namespaces noted in the pool and their inputs. Asks the store: not for the engine's thread."""
+        return {key.removeprefix(NOTES).decode(): text for key, text in store.notes(NOTES).items()}
 
     def _merged(self) -> NamespaceInputs:
         ranks = [self._ranks[r] for r in sorted(self._ranks)]

@@ -35,9 +35,9 @@ never the `sum`.
 - **Is it large enough?** Evictions alone say little: a full pool evicts. Missed tokens with reason `evicted` are reuse that a
   larger pool would have served.
 - **Is it well?** `kvpool:breaker_state` above 0, `kvpool:store_ok` 0, growing `kvpool:oldest_job_seconds`, any `*_failures`.
-- **The zero-hit alarm**: after `zero_hit_alarm_lookups` lookups without one hit, a single warning in the log names the most
-  likely cause (see [operations](operations.md#no-hits-at-all)). The alert `KvpoolNoHits` is its counterpart for any
-  hour without a hit.
+- **The zero-hit alarm**: after `zero_hit_alarm_lookups` lookups without one hit, a single line in the log names the most
+  likely cause, a warning where others save (see [operations](operations.md#no-hits-at-all)). The alert `KvpoolNoHits` is its
+  counterpart for any hour without a hit.
 
 In `vllm:prompt_tokens_cached_by_source_total` kvpool tells `host` for memory of this host, `disk`, `p2p` for memory of another
 host, by the farthest tier that a token's blocks lie in over all groups and shards; `external_unspecified` for tokens of a hit

@@ -128,6 +128,8 @@ class Matcher:
             # Waiting for a turn behind other lookups says nothing about the store, unless it keeps all threads.
             if not lookup.queued() or self._service.stuck_for() >= self._limits.timeout_s:
                 self._breaker.failure()
+            if not done:
+                self._stats.observe("lookup_seconds", lookup.age())
             self.forget(state)
             # Once per admission: the request goes on without the pool instead of asking again.
             state.gave_up = True

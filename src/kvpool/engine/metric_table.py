@@ -57,7 +57,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("queried_tokens", "Tokens not held by the engine that a hit could have covered"),
         _counter("hit_tokens", "Of these, tokens that the pool was to supply"),
         _counter("missed_tokens", "Of these, tokens that it was not, by the reason of the first gap", "reason"),
-        _histogram("lookup_seconds", "From asking the store to its answer, off the scheduler's thread", LOOKUP_BUCKETS),
+        _histogram(
+            "lookup_seconds",
+            "From asking the store to its answer, off the scheduler's thread; a lookup that timed out counts with its age by then, "
+            "the wait for a thread included",
+            LOOKUP_BUCKETS,
+        ),
     ),
     "Loads": (
         _counter("loads", "Load jobs of a rank that ended, by outcome (reason: ok, failed)", "reason"),

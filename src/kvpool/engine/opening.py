@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import PurePosixPath
 
+from vllm.logger import init_logger
+
 from kvpool.engine.setup import EngineSetup
 from kvpool.options import AscendStoreOptions
 from kvpool.stores import DiskSettings, build_store
 from kvpool.stores.base import Store
 from kvpool.stores.context import Role, StoreContext, device_kind
+
+logger = init_logger("vllm.kvpool")
 
 
 def open_store(setup: EngineSetup, role: Role, device: str, device_id: int = 0, rank: int = 0) -> Store:
@@ -65,3 +69,25 @@ def pool_address(setup: EngineSetup) -> str:
     from kvpool.stores.local.pool_dir import default_root
 
     return f"{setup.options.local_pool_root or default_root()}/{setup.options.local_pool_name}"
+
+
+def store_line(setup: EngineSetup) -> str:
+    """Which pool this engine uses, and why that one."""
+    options = setup.options
+    return (
+        f"backend {options.backend}: {options.backend_reason}; address {pool_address(setup)}, "
+        f"tenant {setup.record.tenant or 'default'}"
+    )
+
+
+def announce(store: Store, setup: EngineSetup, loads: str) -> None:
+    """Tell the log in one line what this engine uses. Asks the store: not for the engine's thread."""
+    capacity = store.stats().capacity_bytes
+    logger.info(
+        "kvpool: all ranks have met: %s, capacity %s, policy %s, %s loads; the namespace is made at the first request, when vLLM "
+        "knows its hash seed",
+        store_line(setup),
+        f"{capacity} bytes" if capacity else "not told by the store",
+        setup.policy,
+        loads,
+    )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from kvpool.core.breaker import Breaker, BreakerState
-from kvpool.core.diagnosis import likely_cause
 from kvpool.core.hits import needed_blocks
 from kvpool.core.jobs import BlockName, Job, JobPart, JobReport, LoadJob, SaveJob, block_names
 from kvpool.core.recent import RecentSet
 from kvpool.engine.adapters import AdapterDigests
 from kvpool.engine.agreement import Agreement, Space
+from kvpool.engine.alarm import ZeroHitAlarm
 from kvpool.engine.books import Books, tokens_by_tier
 from kvpool.engine.exposed import ExposedTables
 from kvpool.engine.held import HeldSaves
@@ -22,6 +22,7 @@ from kvpool.engine.kv_events import KvEvents
 from kvpool.engine.lookup import LookupService
 from kvpool.engine.matching import Matcher, MatchLimits
 from kvpool.engine.messages import PoolMetadata, RankInfo, WorkerReport
+from kvpool.engine.opening import announce
 from kvpool.engine.pins import BlockPins
 from kvpool.engine.requests import RequestState
 from kvpool.engine.saving import SaveOffers
@@ -69,7 +70,8 @@ class SchedulerSide:
         self._told_gauges: dict[str, float] = {}
         # After a reset that could not drop the engine's own cache: a request that hits there has KV of before the reset.
         self._local_stale = False
-        self._watch = Watch(options.zero_hit_alarm_lookups, self._explain, self._service.run)
+        self._alarm = ZeroHitAlarm(setup, store, agreement)
+        self._watch = Watch(options.zero_hit_alarm_lookups, self._alarm.explain, self._service.run)
 
     # ---- set-up -------------------------------------------------------------------------------------------------------------
 
@@ -92,20 +94,15 @@ class SchedulerSide:
 
     def meet(self, rank: RankInfo) -> None:
         """A worker's handshake. RuntimeError naming the field where ranks disagree."""
-        self._agreement.add(rank)
+        if self._agreement.add(rank):
+            loads = "asynchronous" if self._load_async else "synchronous"
+            self._service.run(lambda: announce(self._store, self._setup, loads))
 
     def greet(self, request: Request) -> None:
         """A request has come: by now all ranks have met and vLLM knows its hash seed, so the namespace can be made."""
         if self._agreement.settle():
-            loads = "asynchronous" if self._load_async else "synchronous"
-            self._service.run(lambda: self._agreement.introduce(self._store, self._setup, loads))
+            self._service.run(lambda: self._agreement.introduce(self._store))
         self._state(request)
-
-    def _explain(self, unknown: int) -> str:
-        options = self._setup.options
-        text = f"backend {options.backend}: {options.backend_reason}"
-        size = max(group.block_size for group in self._setup.groups)
-        return likely_cause(self._agreement.evidence(self._store, text, size, unknown, options.min_hit_tokens))
 
     def _state(self, request: Request) -> RequestState:
         state = self._requests.get(request.request_id)
@@ -227,6 +224,7 @@ class SchedulerSide:
             return None
         timeout = self._setup.options.save_timeout_ms / 1000
         job = SaveJob(self._jobs.next_id(), request_id, parts, timeout, space.namespace)
+        self._alarm.offered(sum(len(part) * len(space.shards[part.group]) for part in parts))
         self._jobs.open(job, None)
         self._books.opened(job, state.request, space)
         return job

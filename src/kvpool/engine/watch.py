@@ -1,4 +1,4 @@
-"""What the operator reads in the log: a summary a minute, and one warning when nothing ever hits."""
+"""What the operator reads in the log: a summary a minute, and one line when nothing ever hits."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+from kvpool.core.diagnosis import Diagnosis
 from kvpool.engine.stats import GAUGE, SEEN, split_name
 
 logger = init_logger("vllm.kvpool")
 
 SUMMARY_SECONDS = 60.0
+LINE = "kvpool: no hit in %d lookups: %s"
 
 
 class Watch:
-    """Collects counters; ``alarm_after`` lookups without a single hit raise the zero-hit alarm, once (0: never).
+    """Collects counters; ``alarm_after`` lookups without a single hit raise the zero-hit alarm (0: never).
 
-    ``explain`` finds the likely cause; it may ask the store, so it is run by ``start`` off the engine's thread.
+    ``explain(lookups, unknown)`` finds the likely cause; it may ask the store, so ``start`` runs it off the engine's thread. What
+    alarms is one warning, and the end of it. Anything else is told once, at level INFO, and asked for again after as many lookups
+    more: others may have come.
     """
 
     def __init__(
         self,
         alarm_after: int,
-        explain: Callable[[int], str],
+        explain: Callable[[int, int], Diagnosis],
         start: Callable[[Callable[[], None]], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -37,7 +41,10 @@ class Watch:
         self._window: dict[str, float] = {}
         self._lookups = 0
         self._unknown = 0
-        self._alarmed = alarm_after <= 0
+        self._next = alarm_after
+        self._asking = False
+        self._told = False
+        self._settled = alarm_after <= 0
 
     def add(self, counters: Mapping[str, Any]) -> None:
         """Add what a side has counted since it last told."""
@@ -47,12 +54,26 @@ class Watch:
         self._lookups += int(counters.get("lookups", 0))
         self._unknown += int(counters.get("misses/reason=unknown", 0) + counters.get("misses/reason=timeout", 0))
         if counters.get("hits"):
-            self._alarmed = True  # it works: never alarm
-        if not self._alarmed and self._lookups >= self._alarm_after:
-            self._alarmed = True
+            self._settled = True  # it works: never alarm
+        if not (self._settled or self._asking) and self._lookups >= self._next:
+            self._next = self._lookups + self._alarm_after
+            self._asking = True
             lookups, unknown = self._lookups, self._unknown
-            self._start(lambda: logger.warning("kvpool: no hit in %d lookups: %s", lookups, self._explain(unknown)))
+            self._start(lambda: self._look(lookups, unknown))
         self._summarise()
+
+    def _look(self, lookups: int, unknown: int) -> None:
+        """One at a time, on a thread of the store's."""
+        try:
+            found = self._explain(lookups, unknown)
+            if found.alarming:
+                self._settled = True
+                logger.warning(LINE, lookups, found.cause)
+            elif not self._told:
+                self._told = True
+                logger.info(LINE, lookups, found.cause)
+        finally:
+            self._asking = False
 
     def _summarise(self) -> None:
         now = self._clock()

@@ -21,18 +21,32 @@ def port_of(address: str) -> int:
 
 def is_wildcard(address: str) -> bool:
     """True for 0.0.0.0 and [::], on which one listens but which nobody can be reached at."""
-    try:
-        return ipaddress.ip_address(host_of(address)).is_unspecified
-    except ValueError:
-        return host_of(address) in ("", "*")
+    return is_unspecified(host_of(address))
 
 
 def only_here(address: str) -> bool:
     """True where other hosts cannot reach the address: loopback and wildcard."""
+    return is_wildcard(address) or is_loopback(host_of(address))
+
+
+def is_unspecified(host: str) -> bool:
+    """True for a host, without a port, that stands for all addresses: 0.0.0.0, also written 0, [::] and *."""
+    ip = _ip(host)
+    return host == "*" or not host.strip("0.") if ip is None else ip.is_unspecified
+
+
+def is_loopback(host: str) -> bool:
+    """True for a host, without a port, that is reached from this host only."""
+    ip = _ip(host)
+    return host.lower().rstrip(".") == "localhost" if ip is None else ip.is_loopback
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return is_wildcard(address) or ipaddress.ip_address(host_of(address)).is_loopback
+        ip = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return host_of(address) == "localhost"
+        return None
+    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def check_reachable(key: str, address: str, deployment: Deployment, where: str) -> None:

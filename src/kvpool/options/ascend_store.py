@@ -156,7 +156,8 @@ class AscendStoreOptions(OptionModel):
         10, description="Share of the KV blocks that saves may pin at most; beyond it saves are dropped and counted."
     )
     zero_hit_alarm_lookups: Annotated[int, integer(0)] = Field(
-        100, description="Lookups without a single hit after which a warning says why that may be; 0 is off."
+        100,
+        description="Lookups without a single hit after which one line says why that may be: a warning where others save; 0 is off.",
     )
     negative_cache_entries: Annotated[int, integer(0, 100_000_000)] = Field(
         65536, description="Keys remembered as failed or missing."

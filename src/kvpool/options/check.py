@@ -16,6 +16,8 @@ from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import Reading
 from kvpool.options.jsonfile import clean, read_json
 from kvpool.options.memcache_conf import MetaConf, clean_conf, conf_kind, parse_conf, read_meta_conf
+from kvpool.options.prefill_decode import PullOptions
+from kvpool.options.pull_rules import judge_pull
 from kvpool.options.reach import check_reach
 from kvpool.options.report import Section, options_section, resources_section, transfer_sections
 from kvpool.options.store_rules import check_conf
@@ -24,6 +26,7 @@ from kvpool.options.transfer import ParsedTransfer, parse_transfer_config
 FileKind = Literal["mooncake", "yuanrong", "memcache local", "memcache meta", "kv-transfer-config"]
 TRANSFER = "kv-transfer-config"
 ADDITIONAL = "additional-config"
+DEVICE_UNKNOWN = "the device is not known, so protocols were not compared with it: give --device"
 
 
 @dataclass(slots=True)
@@ -88,6 +91,7 @@ def check(
         checked.sections += transfer_sections(parsed, env, deployment)
         checked.warnings += parsed.warnings
         _add_connectors(parsed, checked, parts)
+        _check_pulls(parsed, env, deployment, checked)
     _compare(parts, env, deployment, checked, meta, services, proxy_port)
     return checked
 
@@ -129,6 +133,17 @@ def _add_connectors(parsed: ParsedTransfer, checked: Checked, parts: Parts) -> N
             parts.deadline(loaded.options.load_timeout_ms)
 
 
+def _check_pulls(parsed: ParsedTransfer, env: Mapping[str, str], deployment: Deployment, checked: Checked) -> None:
+    """What connectors from prefill to decode find around them."""
+    for connector in parsed.connectors:
+        if isinstance(connector.options, PullOptions):
+            facts = judge_pull(connector.options, connector.sources, env, deployment, connector.where)
+            checked.warnings += facts.warnings
+            checked.notes += facts.notes
+            if facts.chosen.engine == "mooncake" and deployment.device is None:
+                checked.notes.append(DEVICE_UNKNOWN)
+
+
 def _compare(
     parts: Parts,
     env: Mapping[str, str],
@@ -145,7 +160,7 @@ def _compare(
     checked.warnings += warnings + cross_check(parts, env, proxy_port)
     checked.warnings = list(dict.fromkeys(checked.warnings))
     if deployment.device is None and (parts.mooncake or parts.local):
-        checked.notes.append("the device is not known, so protocols were not compared with it: give --device")
+        checked.notes.append(DEVICE_UNKNOWN)
     if deployment.device is not None and deployment.device not in ENGINE_DEVICES:
         checked.notes.append(f"engines refuse to start on {deployment.device} yet: this version of kvpool runs them on CPUs only")
     checked.notes = list(dict.fromkeys(checked.notes))

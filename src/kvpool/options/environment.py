@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from kvpool.options.errors import OptionError
 from kvpool.options.jsonfile import JsonError, read_json
-from kvpool.options.secret import MIN_CHARACTERS
-from kvpool.options.secret import VARIABLE as SECRET
+from kvpool.options.secret import SECRET_VARIABLE
 
 RESOURCE_CONFIG = "ASCEND_GLOBAL_RESOURCE_CONFIG"
 QOS_FIELD = "store.comm_resource_config.qos"
@@ -33,10 +32,10 @@ VARIABLES = (
         "Seed of the block hashes. The same, or unset, on all instances that share a pool; a must for the xxhash algorithms.",
     ),
     Variable(
-        SECRET,
+        SECRET_VARIABLE,
         "kvpool",
-        f"Shared secret of prefill, decode and proxy, of at least {MIN_CHARACTERS} characters: what they tell each other is signed "
-        "with it. Set it off loopback.",
+        "Shared secret of prefill, decode and proxy, of at least 16 characters: what they tell each other is signed with it. "
+        "Set it off loopback.",
     ),
     Variable("KVPOOL_ADMIN_TOKEN", "kvpool", "Token of the proxy's administration; without it that is open on loopback only."),
     Variable("MOONCAKE_CONFIG_PATH", "kvpool", "Path of mooncake.json. Chooses the mooncake backend where none is set."),
@@ -55,9 +54,9 @@ VARIABLES = (
     Variable(
         "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES",
         "Mooncake",
-        "What is gathered before it goes to the disk; kvpool sets 32 MiB where it is unset: 256 MiB would keep small pools off it.",
+        "Bytes, digits only, that are gathered before they go to the disk; where unset, an eighth of the segment, 4 to 256 MiB.",
     ),
-    Variable("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "Mooncake", "How often the disk tier reports; 1 where unset."),
+    Variable("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "Mooncake", "Seconds between reports of the disk tier; 1 where unset."),
     Variable("KVPOOL_MOONCAKE_CLIENT_TTL", "kvpool", "The master's client_ttl in seconds; a client with a disk tier waits for it."),
     Variable("MC_RPC_TIMEOUT_MS", "Mooncake", "Longest call to the master; kvpool sets 4000 where it is unset."),
     Variable("MC_RPC_CONNECT_TIMEOUT_MS", "Mooncake", "Longest connect to the master; kvpool sets 2000 where it is unset."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -15,12 +14,10 @@ from kvpool.options.errors import UNSET, OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields
 from kvpool.options.lease import check_lease
 from kvpool.options.mooncake_json import MooncakeOptions
-from kvpool.options.scalars import Bool, Form, Port, choice, integer, text
+from kvpool.options.scalars import Bool, Form, Port, choice, integer, read_duration, text
 from kvpool.options.tenants import policy_tenants
 
 SWITCHES = ("enable_offload", "enable_multi_tenants")
-_DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|h)?")
-_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 MIN_CLIENT_TTL = 60
 
 
@@ -36,18 +33,11 @@ def _read_ratio(value: object) -> float:
 Ratio = Annotated[float, Form("a number from 0 to 1", _read_ratio)]
 
 
-def _read_duration(value: object) -> int:
-    match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, str | int) and not isinstance(value, bool) else None
-    if match is None or not (milliseconds := int(match[1]) * _UNITS[match[2] or "ms"]):
-        raise ValueError
-    return milliseconds
-
-
 class MasterFlags(OptionModel):
     """Flags of the master that clients depend on; all others are the master's own business."""
 
     port: Port = Field(50051, description="Where it listens (also --rpc_port); the port of master_server_address.")
-    default_kv_lease_ttl: Annotated[int, Form("milliseconds, or a number with ms, s, m or h", _read_duration)] = Field(
+    default_kv_lease_ttl: Annotated[int, Form("milliseconds, or a number with ms, s, m or h", read_duration)] = Field(
         10000, description="Lease of a read; larger than ASCEND_CONNECT_TIMEOUT and ASCEND_TRANSFER_TIMEOUT."
     )
     client_ttl: Annotated[int, integer(1)] = Field(10, description="Seconds a client counts as alive after its last ping.")
@@ -103,8 +93,9 @@ def check_master(
             "but the master runs with --enable_offload=false, so nothing would reach the disk: start it with --enable_offload=true"
         )
         raise OptionError("enable_ssd_offload", True, reason, where=path)
-    warnings = check_lease(flags.default_kv_lease_ttl, env, load_timeout_ms, "default_kv_lease_ttl", where)
-    if client.enable_ssd_offload and client.protocol == "ascend" and flags.client_ttl < MIN_CLIENT_TTL:
+    ttl, ascend = flags.default_kv_lease_ttl, client.protocol == "ascend"
+    warnings = check_lease(ttl, env, load_timeout_ms, "default_kv_lease_ttl", where, ascend=ascend)
+    if client.enable_ssd_offload and ascend and flags.client_ttl < MIN_CLIENT_TTL:
         warnings.append(
             f"client_ttl={flags.client_ttl} s: while an engine binds its threads to CPUs pings can be late, and the disk of the "
             f"rank is dropped (SEGMENT_NOT_FOUND); set {MIN_CLIENT_TTL} to 120"

@@ -26,7 +26,7 @@ LISTENS = (
 
 def check_mooncake(options: MooncakeOptions, path: str, env: Mapping[str, str], deployment: Deployment) -> list[str]:
     """Warnings; OptionError for what cannot start."""
-    _check_protocol(options, path, deployment)
+    check_protocol("protocol", options.protocol, deployment, path)
     check_reachable("master_server_address", options.master_server_address, deployment, path)
     if options.protocol != "ascend":
         warnings = _check_others(options, env, deployment)
@@ -42,17 +42,23 @@ def _check_others(options: MooncakeOptions, env: Mapping[str, str], deployment: 
     warnings = []
     if env.get(FABRIC_MEMORY) == "1":
         warnings.append(f"{FABRIC_MEMORY}=1 has no effect with protocol {options.protocol}")
-    if options.protocol == "rdma" and deployment.device is not None and not deployment.host.rdma_devices():
-        warnings.append("protocol=rdma: this host shows no RDMA device; tcp works everywhere")
-    return warnings
+    return warnings + rdma_warnings("protocol", options.protocol, deployment)
 
 
-def _check_protocol(options: MooncakeOptions, path: str, deployment: Deployment) -> None:
-    device, protocol = deployment.device, options.protocol
+def rdma_warnings(key: str, protocol: str, deployment: Deployment) -> list[str]:
+    """A line where the host of an engine shows no RDMA device, but ``key`` asks for one."""
+    if protocol == "rdma" and deployment.device is not None and not deployment.host.rdma_devices():
+        return [f"{key}=rdma: this host shows no RDMA device; tcp works everywhere"]
+    return []
+
+
+def check_protocol(key: str, protocol: str, deployment: Deployment, where: str) -> None:
+    """OptionError where the protocol of Mooncake that ``key`` sets does not reach the memory of the device."""
+    device = deployment.device
     if device in ("cpu", "cuda") and protocol == "ascend":
-        raise OptionError("protocol", protocol, f'needs an NPU, but the KV lies on {device}: set "tcp" or "rdma"', where=path)
+        raise OptionError(key, protocol, f'needs an NPU, but the KV lies on {device}: set "tcp" or "rdma"', where=where)
     if device == "npu" and protocol != "ascend":
-        raise OptionError("protocol", protocol, 'cannot reach the memory of an NPU: set "ascend"', where=path)
+        raise OptionError(key, protocol, 'cannot reach the memory of an NPU: set "ascend"', where=where)
 
 
 def _check_fabric(options: MooncakeOptions, env: Mapping[str, str], deployment: Deployment) -> list[str]:

@@ -11,15 +11,20 @@ from pathlib import PurePosixPath
 from kvpool.options.amounts import GIB, whole_gib
 from kvpool.options.deployment import Deployment
 from kvpool.options.errors import OptionError
-from kvpool.options.scalars import read_size
+from kvpool.options.scalars import read_duration, read_size
 
 BUFFER = "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES"
 LIMIT = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
 QUOTA = "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"
 POLICY = "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY"
+BUCKET = "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES"
+HEARTBEAT = "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS"
+CLIENT_TTL = "KVPOOL_MOONCAKE_CLIENT_TTL"
+MAX_CLIENT_TTL_S = 600
 READERS = 4  # loads of one process at one time
 USABLE = 0.9  # of the buffer, for these loads together
 DEFAULTS = {BUFFER: 1342177280, QUOTA: 0, LIMIT: 2199023255552}
+DEFAULT_CLIENT_TTL_S = 10.0
 
 
 def check_ssd(
@@ -28,6 +33,7 @@ def check_ssd(
     """Warnings; OptionError for what would fail or be ignored later. ``fabric``: fabric memory is on."""
     checked = check_directory(directory, path)
     sizes = {variable: _read_bytes(variable, env) for variable in DEFAULTS}
+    _check_rhythm(env)
     policy = env.get(POLICY, "none")
     if policy not in ("none", "fifo", "lru"):
         raise OptionError(POLICY, policy, "expected none, fifo or lru")
@@ -97,8 +103,40 @@ def quota_warnings(quota: int, ranks: int, disk_nbytes: int) -> list[str]:
     ]
 
 
+def client_ttl_s(env: Mapping[str, str]) -> float:
+    """How long a process waits after a crash; OptionError where that is no time."""
+    text = env.get(CLIENT_TTL) or str(DEFAULT_CLIENT_TTL_S)
+    try:
+        seconds = float(text)
+        if 0 <= seconds <= MAX_CLIENT_TTL_S:
+            return seconds
+    except ValueError:
+        pass
+    reason = f"expected seconds from 0 to {MAX_CLIENT_TTL_S}, the --client_ttl of the master{_seconds_meant(text)}"
+    raise OptionError(CLIENT_TTL, text, reason)
+
+
+def _check_rhythm(env: Mapping[str, str]) -> None:
+    """When something is written and reported, and how long a crash costs; OptionError for what would be ignored."""
+    if BUCKET in env and _read_bytes(BUCKET, env) == 0:
+        raise OptionError(BUCKET, env[BUCKET], "expected at least 1: a bucket of no bytes is refused by Mooncake, late")
+    text = env.get(HEARTBEAT, "1")
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        reason = f"expected seconds in digits only, at least 1; Mooncake ignores units silently{_seconds_meant(text)}"
+        raise OptionError(HEARTBEAT, text, reason)
+    client_ttl_s(env)
+
+
+def _seconds_meant(text: str) -> str:
+    """What to write for a number with a unit."""
+    try:
+        return f": set {max(1, read_duration(text) // 1000)}" if not text.strip().isdigit() else ""
+    except ValueError:
+        return ""
+
+
 def _read_bytes(variable: str, env: Mapping[str, str]) -> int:
-    value = env.get(variable, str(DEFAULTS[variable]))
+    value = env.get(variable, str(DEFAULTS.get(variable, "")))
     if value.isascii() and value.isdigit():
         return int(value)
     try:

@@ -1,4 +1,4 @@
-"""ASCEND_GLOBAL_RESOURCE_CONFIG: types of its known fields, which traffic each governs, and whose engine the store uses."""
+"""ASCEND_GLOBAL_RESOURCE_CONFIG: types of its known fields, and which traffic each governs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from kvpool.options.environment import RESOURCE_CONFIG, resource_config
 from kvpool.options.errors import OptionError
 from kvpool.options.fields import OptionModel, Reading, read_fields
 from kvpool.options.mooncake_json import MooncakeOptions
-from kvpool.options.mooncake_rules import FABRIC_MEMORY
 from kvpool.options.scalars import PORT, Form, integer
 
 PD, STORE, BOTH = "prefill-to-decode traffic", "store traffic", "all traffic of the process"
@@ -40,7 +39,7 @@ class ResourceFields(OptionModel):
     protocol: Protocols = Field(
         None,
         alias="comm_resource_config.protocol_desc",
-        description=f"Links of {PD}: MooncakeConnectorV1, and a store that shares it.",
+        description=f"Links of {PD}, of MooncakeConnectorV1.",
     )
     store_protocol: Protocols = Field(
         None, alias="store.comm_resource_config.protocol_desc", description=f"Links of {STORE}. Needs CANN >= 9.1.0."
@@ -94,11 +93,8 @@ def check_resources(env: Mapping[str, str]) -> list[str]:
 
 
 def engine_line(options: MooncakeOptions, env: Mapping[str, str]) -> str:
-    """One line: does the store share the transfer engine of prefill-to-decode traffic, or has it its own, and why."""
-    if options.protocol != "ascend":
-        return f"mooncake: the store has a transfer engine of its own (protocol {options.protocol})"
-    if env.get(FABRIC_MEMORY) == "1":
-        return f"mooncake: the store has a transfer engine of its own ({FABRIC_MEMORY}=1)"
-    if env.get(RESOURCE_CONFIG):
-        return f"mooncake: the store has a transfer engine of its own ({RESOURCE_CONFIG} is set; its store. fields count)"
-    return "mooncake: the store shares the transfer engine of MooncakeConnectorV1, where this process has one"
+    """One line: the store shares its transfer engine with nobody, and which fields are for it."""
+    line = f"mooncake: the store has a transfer engine of its own (protocol {options.protocol})"
+    if options.protocol != "ascend" or not env.get(RESOURCE_CONFIG):
+        return line
+    return f"{line}; of {RESOURCE_CONFIG} its store. fields are meant for it"

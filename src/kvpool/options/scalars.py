@@ -16,6 +16,8 @@ from pydantic_core import CoreSchema, core_schema
 _TRUE_FALSE = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGT]?B)?", re.ASCII | re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|h)?", re.ASCII)
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 MAX_SIZE = 2**63 - 1
 T = TypeVar("T")
@@ -70,6 +72,14 @@ def read_size(value: object) -> int:
     if not 0 <= size <= MAX_SIZE:
         raise ValueError
     return size
+
+
+def read_duration(value: object) -> int:
+    """Milliseconds, at least 1: a number of them, or one with ms, s, m or h."""
+    match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    if match is None or not (milliseconds := int(match[1]) * _MILLISECONDS[match[2] or "ms"]):
+        raise ValueError
+    return milliseconds
 
 
 def integer(low: int, high: int | None = None) -> Form[int]:

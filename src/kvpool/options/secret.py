@@ -1,4 +1,4 @@
-"""KVPOOL_SECRET: what prefill, decode and proxy sign their messages with."""
+"""KVPOOL_SECRET, read in one way by prefill, decode and proxy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from kvpool.options.errors import OptionError
 
-VARIABLE = "KVPOOL_SECRET"
-MIN_CHARACTERS = 16
+SECRET_VARIABLE = "KVPOOL_SECRET"  # the same on all engines and proxies
+MIN_SECRET = 16  # characters
 
 
-def read_secret(env: Mapping[str, str]) -> bytes | None:
-    """None where it is unset or empty. OptionError, which does not show it, where it is too short to be one."""
-    text = env.get(VARIABLE, "")
-    if text and len(text) < MIN_CHARACTERS:
-        raise OptionError(VARIABLE, f"{len(text)} characters", f"accepted: at least {MIN_CHARACTERS} characters")
+def shared_secret(env: Mapping[str, str]) -> bytes | None:
+    """None where it is not set. OptionError, which does not show it, where it is too short to be one."""
+    text = env.get(SECRET_VARIABLE, "")
+    if text and len(text) < MIN_SECRET:
+        raise OptionError(SECRET_VARIABLE, f"{len(text)} characters", f"accepted: at least {MIN_SECRET} characters")
     return text.encode() or None

@@ -10,7 +10,7 @@ from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.backend_file import BackendFile
 from kvpool.options.errors import OptionError
 from kvpool.options.fields import OptionModel
-from kvpool.options.lease import timeouts_ms
+from kvpool.options.lease import default_transfer_ms, timeouts_ms
 from kvpool.options.memcache_conf import LocalConf
 from kvpool.options.mooncake_json import MooncakeOptions
 from kvpool.options.mooncake_rules import LISTENS
@@ -44,4 +44,5 @@ def check_conf(conf: OptionModel, env: Mapping[str, str]) -> Found:
         return Found([], [])
     if conf.protocol == "ascend":
         timeouts_ms(env)
+        default_transfer_ms(env)
     return Found(check_resources(env), [engine_line(conf, env), LISTENS])

@@ -46,6 +46,11 @@ class ParsedConnector:
     sources: dict[str, str] = field(default_factory=dict)
     loaded: Loaded | None = None
 
+    @property
+    def where(self) -> str:
+        """How messages name it: not at all at the top, where there is only one."""
+        return _label(self.path, self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedTransfer:
@@ -70,7 +75,7 @@ def parse_transfer_config(
     """OptionError, in one line, for everything that must not start; what is only not available yet comes last."""
     parsed = read_transfer_config(raw, env=env, additional_config=additional_config, deployment=deployment)
     for connector in parsed.connectors:
-        where = _label(connector.path, connector.name)
+        where = connector.where
         if connector.name in (names.PULL, names.REMOTE_D2H):
             refuse_unavailable(connector.name, "kv_connector", connector.name, connector.path)
         if connector.loaded is not None:
@@ -154,7 +159,6 @@ def _extra_config(entry: Mapping[str, object], where: str) -> Mapping[str, objec
 
 
 def _label(path: str, name: str) -> str:
-    """How messages name a connector: nothing at the top, where there is only one."""
     return f"{path} {name}" if path else ""
 
 
@@ -196,9 +200,8 @@ def _check_together(connectors: list[ParsedConnector], sparse: SparseOptions | N
     """Combinations of connectors that cannot work."""
     _refuse_twins([connector.name for connector in connectors])
     for connector in connectors:
-        where = _label(connector.path, connector.name)
         if connector.name == names.REMOTE_D2H and sparse is not None:
-            check_sparse_role(connector.kv_role, sparse.enabled, where)
+            check_sparse_role(connector.kv_role, sparse.enabled, connector.where)
 
 
 def _refuse_twins(kinds: Sequence[object]) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from kvpool.options.errors import OptionError
-from kvpool.options.secret import VARIABLE as SECRET_VARIABLE
-from kvpool.options.secret import read_secret
+from kvpool.options.secret import SECRET_VARIABLE, shared_secret
 from kvpool.proxy.addresses import is_loopback, is_wildcard, pair, read_host
 from kvpool.proxy.options import DECODE_FIRST, MODES, PREFILL_FIRST, Deadlines, Limits, ProxyOptions
 
@@ -135,7 +134,7 @@ def read_flags(prog: str, given: Sequence[str], env: Mapping[str, str], mode: st
         affinity=parsed.prefix_affinity,
         log_level=parsed.log_level,
         require_auth=parsed.require_auth,
-        secret=read_secret(env),
+        secret=shared_secret(env),
         admin_token=env.get(ADMIN_TOKEN) or None,
         api_key=env.get(API_KEY) or None,
     )

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from kvpool.options.addresses import is_loopback
 from kvpool.proxy.logs import say
 from kvpool.proxy.metrics import Metrics
 from kvpool.proxy.prefill_listeners import PrefillListeners
@@ -21,7 +22,7 @@ from kvpool.proxy.table import Instance
 from kvpool.transfer.channel import Caller
 from kvpool.transfer.offer import Offer, OfferError, read_offer
 from kvpool.transfer.release import Outcome, Releaser
-from kvpool.transfer.secret import Secret, find_secret, is_loopback
+from kvpool.transfer.secret import Secret, find_secret
 
 CLOSE_S = 3.0
 _THREADS = 4

@@ -23,7 +23,7 @@ discard, pin, unpin, remove, list, clear, stats, health, write_note, notes. What
 | corrupt | get, read: the lowest bit of every byte of the chosen objects is flipped |
 | result_change | this many results more (or, below 0, fewer) than there are keys |
 | late_s | put, get: not done at the deadline, abandon() answers False; so long after it the memory is read or written after all |
-| indexes, every, fraction, contains | the chosen keys: by place, every n-th, a random share, those with this text; default: all |
+| indexes, every, fraction, contains | the chosen keys: by place (-1: last), every n-th, a random share, with this text; or all |
 | times | the fault ends after so many calls of this process |
 """
 
@@ -70,7 +70,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def chosen(self, keys: Sequence[bytes], chance: random.Random) -> list[int]:
         """Places of the keys that the fault hits."""
-        rows = range(len(keys)) if self.indexes is None else [row for row in self.indexes if 0 <= row < len(keys)]
+        count = len(keys)
+        rows = range(count) if self.indexes is None else [row % count for row in self.indexes if -count <= row < count]
         hit = [row for row in rows if self.contains.encode() in keys[row]]
         if self.every > 0:
             hit = [row for row in hit if (row + 1) % self.every == 0]

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvpool.core.signing import sign, verify
+from kvpool.options.pull_rules import HOLD_MOST_S
 from kvpool.transfer.messages import PROTOCOL
 from kvpool.transfer.secret import Secret
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
-HOLD_MOST_S = 86_400
 
 
 def is_transfer_id(value: object) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvpool.options.secret import VARIABLE, read_secret
+from kvpool.options.addresses import is_loopback
+from kvpool.options.secret import shared_secret
 from kvpool.stores.local.pool_dir import default_root, open_dir
 
 _FILE = ".transfer-secret"
@@ -23,24 +23,13 @@ class Secret:
     kind: str
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this host reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def find_secret(env: Mapping[str, str], host: str) -> Secret:
     """KVPOOL_SECRET; else on loopback the secret of this user on this host, made on first use; else none.
 
-    OptionError where KVPOOL_SECRET is too short; OSError where the host's secret cannot be kept: its folder must belong to this
-    user alone.
+    OptionError where it is too short, OSError where the host's secret cannot be kept: its folder must belong to this user alone.
     """
-    if (shared := read_secret(env)) is not None:
-        return Secret(shared, "shared")
+    if (value := shared_secret(env)) is not None:
+        return Secret(value, "shared")
     return Secret(_host_secret(), "host") if is_loopback(host) else Secret(b"", "none")
 
 
@@ -79,6 +68,3 @@ def _make(folder: int) -> None:
             return
     finally:
         os.unlink(scratch, dir_fd=folder)
-
-
-__all__ = ["VARIABLE", "Secret", "find_secret", "is_loopback"]

@@ -216,6 +216,13 @@ def of_ports() -> list[Case]:
     refused, silent = "Connection refused", "no answer within 2 s"
     shared = replace(good.LOCAL, backend="mooncake", hosts=2)
     near = tried(Endpoint("mooncake_master", "127.0.0.1:50088"), True, "0.1 ms", True)
+    here = replace(good.PORTS, prefill=Tried(Endpoint("transfer_host", "10.0.0.1"), True, "10.0.0.1 is of this host", True))
+
+    def transfer_host(level, found, outcome, text):
+        wrong = replace(here, prefill=Tried(Endpoint("transfer_host", "10.0.0.1"), outcome, text))
+        right, fix = ports.judge_ports(here, good.LOCAL), "one of `ip -br address` that decode reaches"
+        return Case(p.TRANSFER_HOST, level, found, fix, ports.judge_ports(wrong, good.LOCAL), right)
+
     return [
         of(p.FREE, FAILURE, "Address already in use", "ss -ltnp", good.LOCAL, free=tried(port, False, "Address already in use")),
         of(p.FREE, UNKNOWN, "port 20001", "ss -ltn", good.LOCAL, free=tried(port, None, "?")),
@@ -223,6 +230,8 @@ def of_ports() -> list[Case]:
         of(p.SERVICE, FAILURE, silent, "firewalls", good.A2, services=tried(master, False, silent)),
         of(p.PEER, FAILURE, silent, "nc -vz", good.LOCAL, peers=tried(Endpoint("peer", "h:1"), False, silent)),
         of(p.ADDRESS, FAILURE, "only this host reaches", "ip -br address", shared, services=near),
+        transfer_host(FAILURE, "10.0.0.1 (transfer_host): 10.0.0.1 is not of this host", False, "10.0.0.1 is not of this host"),
+        transfer_host(UNKNOWN, "cannot be told", None, "whether it is of this host cannot be told"),
     ]
 
 
@@ -263,6 +272,7 @@ def of_lease_and_measure() -> list[Case]:
     ttl, fast = "default_kv_lease_ttl", Measured(5.0, 5.0)
     served = replace(good.CPU_MOONCAKE, leases=((ttl, 40_000),), env={"ASCEND_TRANSFER_TIMEOUT": "10000"})
     slow, odd = {"ASCEND_TRANSFER_TIMEOUT": "45000"}, {"ASCEND_TRANSFER_TIMEOUT": "9s"}
+    unset = replace(good.A2, leases=((ttl, 40_000),))
     return [
         lease_of(lease.CONFIGURED, FAILURE, "larger than ASCEND_TRANSFER_TIMEOUT=45000", f"raise {ttl}", served, None, env=slow),
         lease_of(lease.CONFIGURED, WARNING, "load_timeout_ms=30000", "above 30000 ms", served, None, leases=((ttl, 11_000),)),
@@ -272,6 +282,16 @@ def of_lease_and_measure() -> list[Case]:
         lease_of(lease.MEASURED, WARNING, "load_timeout_ms", "--default_kv_lease_ttl", served, replace(fast, lease_s=20.0)),
         lease_of(lease.MEASURED, UNKNOWN, "not known in time", "--service", served, fast),
         lease_of(lease.TIMEOUTS, FAILURE, "ASCEND_TRANSFER_TIMEOUT", "<milliseconds>", served, None, env=odd),
+        lease_of(lease.TIMEOUTS, FAILURE, "HCCL_RDMA_TIMEOUT", "<number>", unset, None, env={"HCCL_RDMA_TIMEOUT": "long"}),
+        lease_of(
+            lease.CONFIGURED,
+            WARNING,
+            "33064 ms while ASCEND_TRANSFER_TIMEOUT is not set",
+            f"raise {ttl} above 33064 ms",
+            unset,
+            None,
+            leases=((ttl, 31_000),),
+        ),
         speed(
             FAILURE, "does not open", "start the store's", Measured(error="the store does not open: no master"), good.CPU_MOONCAKE
         ),

@@ -58,6 +58,33 @@ def test_json_of_this_host():
     assert result.exit_code == (1 if report["counts"]["failure"] else 0)
 
 
+def prefill(**extra):
+    sides = {"prefill": {"tp_size": 1, "dp_size": 1}, "decode": {"tp_size": 1, "dp_size": 1}}
+    connector = {"kv_connector": "MooncakeConnectorV1", "kv_role": "kv_producer", "kv_port": 20001}
+    return json.dumps({**connector, "kv_connector_extra_config": {**sides, **extra}})
+
+
+def test_mistakes_of_a_transfer_fail_and_name_the_fix(monkeypatch):
+    monkeypatch.delenv("KVPOOL_SECRET", raising=False)
+    monkeypatch.delenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", raising=False)
+    wrong = prefill(transfer_host="192.0.2.1", transfer_require_auth=True)  # kept free for documentation
+    result = doctor("--series", "cpu", "--config", wrong, "--json")
+    found = findings(result)
+    assert result.exit_code == 1
+    assert found["configuration", "options"]["level"] == "failure"
+    assert "transfer_require_auth=true: needs KVPOOL_SECRET" in found["configuration", "options"]["found"]
+    assert found["ports", "transfer host"]["level"] == "failure"
+    assert "192.0.2.1 (transfer_host): 192.0.2.1 is not of this host" in found["ports", "transfer host"]["found"]
+    assert "set transfer_host to one of `ip -br address`" in found["ports", "transfer host"]["fix"]
+    monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "abc")
+    sound = prefill(transfer_host="127.0.0.1")
+    found = findings(doctor("--series", "cpu", "--config", sound, "--json"))
+    assert "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT" in found["configuration", "options"]["found"]
+    monkeypatch.delenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
+    found = findings(doctor("--series", "cpu", "--config", sound, "--json"))
+    assert {found[key]["level"] for key in (("configuration", "options"), ("ports", "transfer host"))} == {"ok"}
+
+
 def test_tables_have_the_fix_below():
     result = doctor("--series", "cpu", "--hash-algo", "xxhash")
     assert result.exit_code == 1

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.unit.doctor.version_cases import SIDES
 
 from kvpool.ops.doctor.facts import ssd
 from kvpool.ops.doctor.facts.container import IPC_LOCK, Container, read_container
@@ -26,6 +27,7 @@ from kvpool.ops.doctor.host import Host, Ran, run_tool, within
 from kvpool.ops.doctor.need import Endpoint, Need
 from kvpool.ops.doctor.raw import Disks
 from kvpool.ops.services.ports import free_port
+from kvpool.options.prefill_decode import PullOptions
 from kvpool.options.probe import Probe
 
 PAGE = 4096
@@ -287,6 +289,23 @@ def test_addresses_of_this_host():
     assert is_own("eth0") is None
     assert read_ports(Need(env={"HCCL_IF_IP": "192.0.2.1"})).interface_address is False
     assert read_ports(Need()).interface_address is None
+
+
+def test_where_prefill_listens():
+    def prefill(host=None, env=(), **need):
+        pull = PullOptions.model_validate({**SIDES, **({"transfer_host": host} if host else {})})
+        return read_ports(Need(pull=pull, env=dict(env), **need)).prefill
+
+    assert prefill().good
+    far = prefill("192.0.2.1")
+    assert (far.endpoint.what, far.good, far.text) == ("transfer_host", False, "192.0.2.1 is not of this host")
+    assert prefill("no.such.host.invalid").text == "the name no.such.host.invalid cannot be resolved"
+    assert prefill("localhost").good
+    far = prefill(env={"VLLM_HOST_IP": "192.0.2.1"}, role="prefill")
+    assert (far.endpoint.what, far.good) == ("VLLM_HOST_IP", False)
+    assert prefill("192.0.2.1", role="decode") is None, "it names the other host there"
+    assert prefill("0.0.0.0") is None, "said by the configuration's own rules"
+    assert read_ports(Need()).prefill is None
 
 
 def test_a_tool_ends_with_the_doctor_that_is_interrupted(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from kvpool.core.diagnosis import Diagnosis
 from kvpool.engine import watch
 from kvpool.engine.watch import Watch
 
@@ -15,14 +18,19 @@ class Scene:
         self.now = 100.0
         self.warnings: list[str] = []
         self.infos: list[str] = []
-        self.explained: list[int] = []
+        self.explained: list[tuple[int, int]] = []
+        self.alarming = True
+        self.tasks: list[Callable[[], None]] | None = None  # where a test runs them itself
         monkeypatch.setattr(watch.logger, "warning", lambda text, *words: self.warnings.append(text % words))
         monkeypatch.setattr(watch.logger, "info", lambda text, *words: self.infos.append(text % words))
-        self.watch = Watch(alarm_after, self._explain, lambda task: task(), lambda: self.now)
+        self.watch = Watch(alarm_after, self._explain, self._start, lambda: self.now)
 
-    def _explain(self, unknown: int) -> str:
-        self.explained.append(unknown)
-        return "because"
+    def _start(self, task: Callable[[], None]) -> None:
+        task() if self.tasks is None else self.tasks.append(task)
+
+    def _explain(self, lookups: int, unknown: int) -> Diagnosis:
+        self.explained.append((lookups, unknown))
+        return Diagnosis("because", self.alarming)
 
 
 @pytest.fixture
@@ -38,14 +46,56 @@ def test_one_warning_after_so_many_lookups_without_a_hit(scene):
     for _ in range(50):
         one.watch.add({"lookups": 1, "misses/reason=absent": 1})
     assert one.warnings == ["kvpool: no hit in 10 lookups: because"]
-    assert one.explained == [0]
+    assert one.explained == [(10, 0)]
 
 
 def test_lookups_without_an_answer_are_handed_to_the_explanation(scene):
     one = scene(4)
     one.watch.add({"lookups": 2, "misses/reason=unknown": 1, "misses/reason=timeout": 1})
     one.watch.add({"lookups": 2, "misses/reason=absent": 2})
-    assert one.explained == [2]
+    assert one.explained == [(4, 2)]
+
+
+def test_nobody_else_saves_is_told_once_and_no_warning(scene):
+    one = scene(10)
+    one.alarming = False
+    for _ in range(35):
+        one.watch.add({"lookups": 1, "misses/reason=absent": 1})
+    assert one.warnings == []
+    assert one.infos == ["kvpool: no hit in 10 lookups: because"]
+    assert one.explained == [(10, 0), (20, 0), (30, 0)], "others may have come"
+
+
+def test_the_warning_comes_when_others_have_come(scene):
+    one = scene(10)
+    one.alarming = False
+    one.watch.add({"lookups": 10})
+    one.alarming = True
+    for _ in range(30):
+        one.watch.add({"lookups": 1})
+    assert one.warnings == ["kvpool: no hit in 20 lookups: because"]
+
+
+def test_a_store_that_is_slow_to_explain_is_not_asked_twice_at_once(scene):
+    one = scene(10)
+    one.tasks = []
+    for _ in range(50):
+        one.watch.add({"lookups": 1})
+    assert len(one.tasks) == 1
+    one.tasks.pop()()
+    assert len(one.warnings) == 1
+    one.watch.add({"lookups": 50})
+    assert one.tasks == []
+
+
+def test_an_explanation_that_raises_is_asked_for_again(scene, monkeypatch):
+    one = scene(10)
+    monkeypatch.setattr(one.watch, "_explain", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one.watch.add({"lookups": 10})
+    monkeypatch.setattr(one.watch, "_explain", one._explain)
+    one.watch.add({"lookups": 10})
+    assert one.warnings == ["kvpool: no hit in 20 lookups: because"]
 
 
 def test_a_hit_before_means_that_it_works(scene):

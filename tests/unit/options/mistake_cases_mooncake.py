@@ -9,7 +9,7 @@ from tests.unit.options.mistake_cases import GIB, LOCAL, MASTER, WORKER, Case, c
 
 from kvpool.options.check import check
 from kvpool.options.environment import RESOURCE_CONFIG
-from kvpool.options.mooncake_ssd import BUFFER, LIMIT, POLICY, QUOTA
+from kvpool.options.mooncake_ssd import BUCKET, BUFFER, CLIENT_TTL, HEARTBEAT, LIMIT, POLICY, QUOTA
 
 FABRIC = {"ASCEND_ENABLE_USE_FABRIC_MEM": "1"}
 TEXT = json.dumps(MASTER)
@@ -194,6 +194,22 @@ DISK = [
         disk(env={BUFFER: "10737418240"}),
     ),
     Case(
+        "expected bytes in digits only; Mooncake ignores units silently: set 33554432",
+        disk(env={BUCKET: "32MB"}),
+        disk(env={BUCKET: "33554432"}),
+    ),
+    Case("a bucket of no bytes is refused by Mooncake, late", disk(env={BUCKET: "0"}), disk(env={BUCKET: "1"})),
+    Case(
+        "expected seconds in digits only, at least 1; Mooncake ignores units silently: set 1",
+        disk(env={HEARTBEAT: "1s"}),
+        disk(env={HEARTBEAT: "1"}),
+    ),
+    Case(
+        "expected seconds from 0 to 600, the --client_ttl of the master",
+        disk(env={CLIENT_TTL: "abc"}),
+        disk(env={CLIENT_TTL: "10"}),
+    ),
+    Case(
         "is not a multiple of 1GB, which fabric memory needs: set 2147483648",
         disk(env=FABRIC),
         disk(env={**FABRIC, BUFFER: "2147483648"}),
@@ -265,6 +281,11 @@ MASTER_FLAGS = [
         master("--port 50088 --default_kv_lease_ttl 11000", env={"ASCEND_TRANSFER_TIMEOUT": "10000"}),
     ),
     Case("ms is not longer than load_timeout_ms=", deadline(30000), deadline(10000)),
+    Case(
+        "ms while ASCEND_TRANSFER_TIMEOUT is not set",
+        master("--port 50088 --default_kv_lease_ttl 31000"),
+        master("--port 50088 --default_kv_lease_ttl 31000", {"protocol": "tcp"}),
+    ),
     Case(
         "pings can be late, and the disk of the rank is dropped (SEGMENT_NOT_FOUND)",
         master("--port 50088 --enable_offload", SSD, env=SMALL),

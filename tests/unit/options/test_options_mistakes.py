@@ -6,12 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.options import mistake_cases_memcache, mistake_cases_mooncake, mistake_cases_stores, mistake_cases_yuanrong
+from tests.unit.options import (
+    mistake_cases_memcache,
+    mistake_cases_mooncake,
+    mistake_cases_pull,
+    mistake_cases_stores,
+    mistake_cases_yuanrong,
+)
 
 from kvpool.options import OptionError
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "stores" / "mistakes.md"
-MODULES = (mistake_cases_stores, mistake_cases_mooncake, mistake_cases_memcache, mistake_cases_yuanrong)
+MODULES = (mistake_cases_stores, mistake_cases_mooncake, mistake_cases_memcache, mistake_cases_yuanrong, mistake_cases_pull)
 AREAS = {area: cases for module in MODULES for area, cases in module.AREAS.items()}
 CASES = [(area, case) for area, cases in AREAS.items() for case in cases]
 each_case = pytest.mark.parametrize(("area", "case"), CASES, ids=[f"{area}: {case.seen}" for area, case in CASES])

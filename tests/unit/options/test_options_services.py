@@ -79,25 +79,21 @@ def test_a_policy_on_another_host_is_said_and_not_an_error(tmp_path):
     assert [line for line in lines if "no line with the name of a tenant" in line]
 
 
-@pytest.mark.parametrize(
-    ("raw", "env", "whose"),
-    [
-        ({}, {}, "shares"),
-        ({}, {"ASCEND_ENABLE_USE_FABRIC_MEM": "1"}, "of its own (ASCEND_ENABLE_USE_FABRIC_MEM=1)"),
-        ({}, {RESOURCE_CONFIG: "{}"}, f"of its own ({RESOURCE_CONFIG} is set"),
-        ({"protocol": "tcp"}, {RESOURCE_CONFIG: "{}"}, "of its own (protocol tcp)"),
-    ],
-)
-def test_one_line_says_whose_transfer_engine_the_store_uses(raw, env, whose):
-    assert whose in engine_line(options(**raw), env)
+@pytest.mark.parametrize("raw", [{}, {"protocol": "tcp"}, {"protocol": "rdma"}])
+@pytest.mark.parametrize("env", [{}, {"ASCEND_ENABLE_USE_FABRIC_MEM": "1"}, {RESOURCE_CONFIG: "{}"}])
+def test_one_line_says_that_the_store_has_a_transfer_engine_of_its_own(raw, env):
+    line = engine_line(options(**raw), env)
+    assert "the store has a transfer engine of its own (protocol " in line
+    assert (RESOURCE_CONFIG in line) is (raw == {} and RESOURCE_CONFIG in env), "only HIXL reads it"
 
 
-def test_a_priority_alone_gives_the_store_an_engine_of_its_own(tmp_path):
+def test_a_priority_is_a_field_for_the_store(tmp_path):
     (tmp_path / "mooncake.json").write_text(json.dumps(MASTER))
     env = {"MOONCAKE_CONFIG_PATH": str(tmp_path / "mooncake.json")}
-    for qos, whose in ((None, "shares"), (1, "of its own")):
+    for qos in (None, 1):
         loaded = read_ascend_store({"backend": "mooncake", "qos_priority": qos}, kv_role="kv_both", env=env)
-        assert whose in loaded.notes[0]
+        assert "transfer engine of its own" in loaded.notes[0]
+        assert ("its store. fields" in loaded.notes[0]) is (qos == 1)
         assert "listens on all interfaces" in loaded.notes[1]
 
 
@@ -133,6 +129,15 @@ def test_bc_084_a_lease_is_compared_with_every_time_that_it_must_outlast():
     assert [line.split(" is not longer than ")[1].split("=")[0] for line in lines] == ["ASCEND_TRANSFER_TIMEOUT", "load_timeout_ms"]
     assert lease_warnings(30001, env, 30000, "measured lease") == []
     assert lease_warnings(12000, {}, None, "measured lease") == []
+
+
+def test_a_lease_over_ascend_is_compared_with_the_longest_transfer_that_nobody_set():
+    """4.096 us x 2^20 x 7 retries, and 3 s."""
+    (line,) = lease_warnings(33064, {}, 30000, "measured lease", ascend=True)
+    assert "33064 ms while ASCEND_TRANSFER_TIMEOUT is not set; raise the lease above 33064" in line
+    assert lease_warnings(33065, {}, 30000, "measured lease", ascend=True) == []
+    assert lease_warnings(31000, {"ASCEND_TRANSFER_TIMEOUT": "10000"}, 30000, "measured lease", ascend=True) == []
+    assert lease_warnings(31000, {"HCCL_RDMA_TIMEOUT": "18"}, 30000, "measured lease", ascend=True) == []
 
 
 def test_the_meta_file_of_the_environment_is_compared_too(tmp_path):

@@ -2,12 +2,16 @@
 
 import os
 import re
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from typer.testing import CliRunner
 
 from kvpool.cli import app
-from kvpool.ops.services.base import Started
+from kvpool.ops.services import Started, processes
+from kvpool.ops.services.ports import free_port
 from kvpool.ops.services.processes import alive, save, spawn, stop_all
 
 
@@ -92,3 +96,61 @@ def test_a_service_that_has_died_is_not_said_to_be_stopped(mooncake_of_this_fold
     line = f"nothing to stop: no service of mooncake ran in {tmp_path}"
     assert told("stop", "mooncake", "--folder", str(tmp_path)) == (0, line)
     assert not (tmp_path / "state.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["stat", "--service", "memcache"], "error: --service 'memcache': cannot tell how full it is (accepted: mooncake)"),
+        (["stat", "live", "--service", "mooncake"], "error: NAME and --root are of a local pool, not of --service"),
+        (["stat", "--folder", "/tmp"], "error: --folder is of --service"),
+        (
+            ["stat", "--service", "mooncake", "--folder", "/missing"],
+            "error: /missing holds no mooncake service: start one with `kvpool store start mooncake`",
+        ),
+    ],
+)
+def test_what_stat_cannot_tell(arguments, line):
+    assert told(*arguments) == (2, line)
+
+
+def state(folder, address):
+    started = Started("mooncake", str(folder), [], {}, {"master": "127.0.0.1:1", "metrics": address})
+    processes.save(started)
+
+
+def test_stat_of_a_master_that_is_gone_or_is_none(tmp_path):
+    address = f"http://127.0.0.1:{free_port()}"
+    state(tmp_path, address)
+    code, line = told("stat", "--service", "mooncake", "--folder", str(tmp_path))
+    assert (code, line) == (2, f"error: {address}/metrics: [Errno 111] Connection refused")
+    with serving({"/metrics": (200, "something_else 1\n")}) as address:
+        state(tmp_path, address)
+        code, line = told("stat", "--service", "mooncake", "--folder", str(tmp_path))
+    assert (code, line) == (2, f"error: {address}/metrics: no master_total_capacity_bytes")
+
+
+@contextmanager
+def serving(pages):
+    """An HTTP server with these pages, {path: (status, text)}; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, text = pages[self.path]
+            self.send_response(status)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

@@ -9,6 +9,7 @@ import pytest
 
 from kvpool.ops.services import mooncake_owner
 from kvpool.options.mooncake_json import MooncakeOptions
+from kvpool.options.mooncake_ssd import BUCKET, CLIENT_TTL, HEARTBEAT
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore, connect, ssd
 from kvpool.stores.mooncake import store as store_module
@@ -18,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    for name in (ssd.BUCKET, ssd.HEARTBEAT, *connect.BOUNDS):
+    for name in (BUCKET, HEARTBEAT, *connect.BOUNDS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -90,7 +91,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(options, tmp_path):
 def test_errors_of_a_start_unlock_the_folder(options):
     folder = ssd.folder_of(options, StoreContext())
     with pytest.raises(ValueError, match="CLIENT_TTL"):
-        ssd.arguments(options, StoreContext(), {ssd.CLIENT_TTL: "soon"})
+        ssd.arguments(options, StoreContext(), {CLIENT_TTL: "soon"})
     assert not is_locked(folder)
     with pytest.raises(OSError, match="code -1"):
         connect.connect(library(Client(code=-1)), options, StoreContext(), {})

@@ -10,11 +10,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from kvpool.ops.services.mooncake import MasterOptions
+from kvpool.options.ascend_store import AscendStoreOptions
 from kvpool.options.mooncake_json import MooncakeOptions
-from kvpool.stores.base import MISS, UNKNOWN, Batch, Hit, Result, Status
+from kvpool.options.mooncake_ssd import BUCKET, CLIENT_TTL, HEARTBEAT
+from kvpool.options.prefill_decode import transfer_timeout_ms
+from kvpool.stores.base import MISS, UNKNOWN, Batch, Hit, Status
 from kvpool.stores.context import StoreContext
 from kvpool.stores.mooncake import MooncakeStore, codes, connect, lease_ttl, library, ssd
-from kvpool.stores.mooncake.room import with_room
 
 MIB = 1 << 20
 
@@ -22,7 +25,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     """Variables that the store sets for its library do not outlive a test."""
-    for name in (ssd.BUCKET, ssd.HEARTBEAT, *connect.BOUNDS):
+    for name in (BUCKET, HEARTBEAT, *connect.BOUNDS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -110,7 +113,7 @@ def test_bc_095_a_setup_that_fails_says_where_and_why(answer, error):
 
 
 def test_bc_152_every_global_rank_has_a_folder_of_its_own(tmp_path, monkeypatch):
-    for name in (ssd.BUCKET, ssd.HEARTBEAT):
+    for name in (BUCKET, HEARTBEAT):
         monkeypatch.delenv(name, raising=False)
     chosen = options(enable_ssd_offload=True, ssd_offload_path=str(tmp_path), global_segment_size=256 * MIB)
     paths = {ssd.arguments(chosen, StoreContext(rank=rank), {})["ssd_offload_path"] for rank in range(4)}
@@ -120,15 +123,15 @@ def test_bc_152_every_global_rank_has_a_folder_of_its_own(tmp_path, monkeypatch)
 def test_buckets_suit_the_memory(tmp_path, monkeypatch):
     import os
 
-    monkeypatch.delenv(ssd.BUCKET, raising=False)
+    monkeypatch.delenv(BUCKET, raising=False)
     chosen = options(enable_ssd_offload=True, ssd_offload_path=str(tmp_path), global_segment_size=256 * MIB)
     ssd.arguments(chosen, StoreContext(), {})
-    assert os.environ[ssd.BUCKET] == str(32 * MIB)
+    assert os.environ[BUCKET] == str(32 * MIB)
     ssd.good_bye(ssd.folder_of(chosen, StoreContext()))
-    monkeypatch.setenv(ssd.BUCKET, "5")
+    monkeypatch.setenv(BUCKET, "5")
     ssd.arguments(chosen, StoreContext(), {})
-    assert os.environ[ssd.BUCKET] == "5", "what the user set stays"
-    monkeypatch.delenv(ssd.BUCKET)
+    assert os.environ[BUCKET] == "5", "what the user set stays"
+    monkeypatch.delenv(BUCKET)
 
 
 def test_a_client_waits_for_the_end_of_a_dead_one(tmp_path):
@@ -138,11 +141,11 @@ def test_a_client_waits_for_the_end_of_a_dead_one(tmp_path):
     for prepare, least, most in ((ssd.sign_of_life, 1.5, 20.0), (ssd.good_bye, 0.0, 1.4)):
         prepare(folder)
         begun = time.monotonic()
-        ssd.arguments(chosen, StoreContext(), {ssd.CLIENT_TTL: "0.2"})
+        ssd.arguments(chosen, StoreContext(), {CLIENT_TTL: "0.2"})
         assert least <= time.monotonic() - begun <= most
         ssd.let_go(folder)
-    with pytest.raises(ValueError, match="KVPOOL_MOONCAKE_CLIENT_TTL='soon'"):
-        ssd.arguments(chosen, StoreContext(), {ssd.CLIENT_TTL: "soon"})
+    with pytest.raises(ValueError, match='KVPOOL_MOONCAKE_CLIENT_TTL="soon"'):
+        ssd.arguments(chosen, StoreContext(), {CLIENT_TTL: "soon"})
 
 
 def test_bc_151_gets_fit_into_the_read_buffer_together():
@@ -150,21 +153,6 @@ def test_bc_151_gets_fit_into_the_read_buffer_together():
     assert ssd.read_limit(env, 4) * 4 <= MIB * 0.9
     store = MooncakeStore(options(enable_ssd_offload=True), StoreContext())
     assert store.limits.batch_bytes * store.limits.transfer_threads <= 1342177280 * 0.9
-
-
-def test_no_room_is_offered_again_and_only_that():
-    asked = []
-
-    def attempt(rows):
-        asked.append(list(rows))
-        full = {1, 2} if len(asked) == 1 else {2}
-        return [Result(Status.NO_SPACE if row in full else Status.OK) for row in rows]
-
-    begun = time.monotonic()
-    results = with_room(4, begun + 1.0, attempt)
-    assert [r.status for r in results] == [Status.OK, Status.OK, Status.NO_SPACE, Status.OK]
-    assert asked[:3] == [[0, 1, 2, 3], [1, 2], [2]]
-    assert time.monotonic() - begun < 10
 
 
 def lease_client(seconds, calls, clock):
@@ -199,6 +187,13 @@ def test_what_is_longer_than_a_lease_is_named():
     assert "ASCEND_CONNECT_TIMEOUT=11000 ms and the load deadline of 30 s" in line
     assert "ASCEND_TRANSFER" not in line
     assert lease_ttl.complaint(31.0, 30.0, env) == ""
+    assert lease_ttl.complaint(31.0, 30.0, env, ascend=True) == ""
+    assert "a transfer may take (33064 ms" in lease_ttl.complaint(31.0, 30.0, {}, ascend=True)
+
+
+def test_the_lease_of_the_trial_service_outlasts_loads_and_transfers_also_as_it_is_measured():
+    least_s = MasterOptions().lease_s * 0.95
+    assert least_s * 1000 > max(AscendStoreOptions().load_timeout_ms, transfer_timeout_ms({}))
 
 
 class LyingClient:

@@ -48,7 +48,7 @@ def link():
         host=True,
         fault=lambda error: Result(Status.TRANSIENT, text=type(error).__name__),
         look=lambda keys: [Hit(Tier.REMOTE, 64)] * len(keys),
-        fetch=lambda batch: [],
+        fetch=lambda batch, until: [],
         quarantine=lambda keys: None,
     )
     calls.close(30)

@@ -50,6 +50,8 @@ def test_status_for_chosen_keys(store):
     assert has(store.inner, KEYS) == [True, False, True, False, True, True]
     store.plan.update("get", status="missing", every=3)
     assert get(store, KEYS) == [1, None, None, None, 1, None]
+    store.plan.update("get", status="missing", indexes=[-1, -6])
+    assert get(store, KEYS[:5]) == [1, None, 1, None, None], "-1 is the last, and -6 none of five"
     store.plan.update("get")
     store.plan.update("put", full=True, contains=":3")
     assert put(store, KEYS)[3] is Status.NO_SPACE

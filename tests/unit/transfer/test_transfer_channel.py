@@ -20,7 +20,7 @@ from kvpool.transfer.ledger import Ledger
 from kvpool.transfer.messages import PROTOCOL, Begin, End, Gone, Held, Hello, Refused, Release, Wait, Welcome
 from kvpool.transfer.offer import Offer, OfferError, read_offer
 from kvpool.transfer.release import release_params
-from kvpool.transfer.secret import Secret, find_secret, is_loopback
+from kvpool.transfer.secret import Secret, find_secret
 from kvpool.transfer.service import TransferService, disagreement, pool_differences
 
 SECRET = Secret(b"secret", "shared")
@@ -223,27 +223,11 @@ def test_release_is_held_for_an_older_instance(served):
 # ---- secrets -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("localhost", True),
-        ("::1", True),
-        ("10.0.0.1", False),
-        ("0.0.0.0", False),
-        ("node7", False),
-    ],
-)
-def test_loopback(host, expected):
-    assert is_loopback(host) is expected
-
-
 def test_which_secret(monkeypatch, tmp_path):
     monkeypatch.setattr(secrets_module, "default_root", lambda: tmp_path / "root")
     assert find_secret({"KVPOOL_SECRET": "x" * 16}, "10.0.0.1") == Secret(b"x" * 16, "shared")
-    with pytest.raises(OptionError, match=r'^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
-        find_secret({"KVPOOL_SECRET": "short"}, "127.0.0.1")
+    with pytest.raises(OptionError, match="at least 16 characters"):
+        find_secret({"KVPOOL_SECRET": "x" * 15}, "127.0.0.1")
     assert find_secret({}, "10.0.0.1") == Secret(b"", "none")
     first = find_secret({}, "127.0.0.1")
     assert first.kind == "host"

@@ -26,13 +26,13 @@ from kvpool.engine.p2p.stats import TransferStats
 from kvpool.engine.pins import BlockPins
 from kvpool.engine.setup import host_identity
 from kvpool.engine.stats import labelled
+from kvpool.options.secret import SECRET_VARIABLE
 from kvpool.transfer import build_engine
 from kvpool.transfer.base import StagedEngine
 from kvpool.transfer.channel import Responder
 from kvpool.transfer.ledger import Ledger
 from kvpool.transfer.messages import RankLayout
 from kvpool.transfer.offer import Offer, is_transfer_id
-from kvpool.transfer.secret import VARIABLE
 from kvpool.transfer.service import TransferService
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class PrefillSide:
                 "kvpool: request %s asks us to keep its KV, but the signature of its kv_transfer_params is missing, wrong or too "
                 "old: it is only computed. With %s, send requests through a proxy that has the same%s",
                 request.request_id,
-                VARIABLE,
+                SECRET_VARIABLE,
                 more,
             )
 

@@ -20,22 +20,17 @@ from kvpool.engine.setup import check_version
 from kvpool.engine.surroundings import describe_deployment, find_parent
 from kvpool.options import OptionError
 from kvpool.options.deployment import Deployment
-from kvpool.options.prefill_decode import PullOptions, read_pull, transfer_timeout_ms
+from kvpool.options.prefill_decode import PullOptions, read_pull
+from kvpool.options.pull_rules import PullFacts, judge_pull
 from kvpool.options.scalars import integer
 from kvpool.transfer import EngineSettings
-from kvpool.transfer.offer import HOLD_MOST_S
-from kvpool.transfer.secret import VARIABLE, Secret, find_secret, is_loopback
+from kvpool.transfer.secret import Secret, find_secret
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger("vllm.kvpool")
-
-HOLD = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
-HOLD_S = 480
-WILDCARDS = ("0.0.0.0", "::", "[::]", "*")
-HOST_VARIABLES = ("VLLM_HOST_IP", "HCCL_IF_IP")
 
 
 @dataclass(frozen=True)
@@ -82,9 +77,8 @@ def read_pull_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool
     reading = read_pull(transfer.kv_connector_extra_config, transfer.kv_role, port, deployment, "")
     options, producer = reading.options, transfer.kv_role == "kv_producer"
     _check_parallel(vllm_config, options, producer, deployment)
+    facts = judge_pull(options, reading.sources, os.environ, deployment)
     parent = find_parent()
-    host, host_source = _host(options, os.environ)
-    engine, reason = _engine(options, host)
     setup = PullSetup(
         options=options,
         producer=producer,
@@ -94,19 +88,18 @@ def read_pull_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool
         num_blocks=kv_config.num_blocks,
         tp_size=parallel.tensor_parallel_size,
         engine_id=str(transfer.engine_id),
-        host=host,
+        host=facts.place.host,
         port=port + parallel.data_parallel_index * parallel.world_size,
-        secret=find_secret(os.environ, host),
-        engine=engine,
-        engine_reason=reason,
-        deadline_s=transfer_timeout_ms(os.environ) / 1000,
-        hold_s=hold_seconds(os.environ),
+        secret=find_secret(os.environ, facts.place.host),
+        engine=facts.chosen.engine,
+        engine_reason=facts.chosen.reason,
+        deadline_s=facts.deadline_s,
+        hold_s=facts.hold_s,
         policy=(parent or transfer).kv_load_failure_policy,
         pool=pool_beside(parent, deployment),
     )
-    _check_auth(setup)
     if log:
-        _log_start(setup, host_source, reading.warnings)
+        _log_start(setup, facts, reading.warnings)
     return setup
 
 
@@ -127,56 +120,10 @@ def _port(value: object) -> int:
         raise OptionError("kv_port", value, f"expected {form.accepted}") from None
 
 
-def hold_seconds(env: Mapping[str, str]) -> int:
-    """VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT."""
-    form = integer(1, HOLD_MOST_S)
-    try:
-        return form.read(env.get(HOLD) or HOLD_S)
-    except ValueError:
-        raise OptionError(HOLD, env[HOLD], f"expected {form.accepted} (seconds)") from None
-
-
-def _host(options: PullOptions, env: Mapping[str, str]) -> tuple[str, str]:
-    """Where this side is found, and what says so. OptionError for an address that is none to go to."""
-    given = [("transfer_host", options.transfer_host), *((name, env.get(name)) for name in HOST_VARIABLES)]
-    for name, host in given:
-        if host in WILDCARDS:
-            raise OptionError(name, host, "is where decode finds prefill: expected an address of this host")
-        if host:
-            return host, name
-    return "127.0.0.1", f"neither transfer_host nor {' nor '.join(HOST_VARIABLES)} is set"
-
-
-def _engine(options: PullOptions, host: str) -> tuple[str, str]:
-    if options.transfer_engine != "auto":
-        return options.transfer_engine, "transfer_engine"
-    if is_loopback(host):
-        return "local_host", f"auto: {host} is this host"
-    return "mooncake", f"auto: {host} can be reached from other hosts"
-
-
-def _check_auth(setup: PullSetup) -> None:
-    if setup.options.transfer_require_auth and setup.secret.kind == "none":
-        raise OptionError("transfer_require_auth", True, f"needs {VARIABLE}, since {setup.host} is not loopback")
-
-
-def _log_start(setup: PullSetup, host_source: str, warnings: list[str]) -> None:
+def _log_start(setup: PullSetup, facts: PullFacts, warnings: list[str]) -> None:
     logger.info("kvpool %s: its MooncakeConnectorV1 is the active one", kvpool.__version__)
-    for warning in warnings:
+    for warning in [*warnings, *facts.warnings, *facts.notes]:
         logger.warning("kvpool: %s", warning)
-    if setup.secret.kind == "none":
-        logger.warning(
-            "kvpool: %s is not loopback (%s) and %s is not set: whoever reaches this host can read and release KV on its way, and "
-            "decode believes any address that a request names; set one secret on prefill, decode and proxy",
-            setup.host,
-            host_source,
-            VARIABLE,
-        )
-    if setup.engine == "mooncake":
-        logger.warning(
-            "kvpool: transfer_engine mooncake listens on all interfaces, on ports of its own choice, without authentication: "
-            "keep these hosts in a network of their own"
-        )
     logger.info(
         "kvpool: transfers by %s (%s), %s side, secret: %s, policy %s%s",
         setup.engine,
@@ -184,5 +131,5 @@ def _log_start(setup: PullSetup, host_source: str, warnings: list[str]) -> None:
         "prefill" if setup.producer else "decode",
         setup.secret.kind,
         setup.policy,
-        f", listening on {setup.host}:{setup.port} ({host_source})" if setup.producer else "",
+        f", listening on {setup.host}:{setup.port} ({facts.place.source})" if setup.producer else "",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from kvpool.ops.doctor.raw import Disks
-from kvpool.options.addresses import only_here
+from kvpool.options.addresses import is_unspecified, only_here
 from kvpool.options.amounts import GIB, huge_pages
 from kvpool.options.ascend_store import AscendStoreOptions, BackendName
 from kvpool.options.deployment import Hardware
@@ -19,6 +19,7 @@ from kvpool.options.mooncake_master import MasterFlags
 from kvpool.options.mooncake_rules import host_nbytes
 from kvpool.options.prefill_decode import PullOptions
 from kvpool.options.probe import Device
+from kvpool.options.pull_rules import Place, choose_engine, find_place
 from kvpool.options.yuanrong_json import YuanrongOptions
 from kvpool.options.yuanrong_worker import WorkerFlags
 
@@ -105,6 +106,14 @@ class Need:
         return self.backend == "mooncake" or self.pull is not None
 
     @property
+    def prefill_place(self) -> Place | None:
+        """Where prefill on this host listens for decode; None where none does, or nobody could be reached there."""
+        if self.pull is None or self.role == "decode":
+            return None
+        place = find_place(self.pull, self.env)
+        return None if is_unspecified(place.host) else place
+
+    @property
     def memfabric(self) -> bool:
         """True where MemFabric moves bytes."""
         return self.backend == "memcache" or self.remote_d2h
@@ -167,8 +176,7 @@ def _transfer_buffer(need: Need) -> list[Amount]:
     pull = need.pull
     if pull is None or need.role == "decode":
         return []
-    host = pull.transfer_host or need.env.get("VLLM_HOST_IP") or need.env.get("HCCL_IF_IP") or "127.0.0.1"
-    if pull.transfer_engine == "local_host" or (pull.transfer_engine == "auto" and only_here(f"{host}:1")):
+    if choose_engine(pull, find_place(pull, need.env)).engine == "local_host":
         return [Amount("transfer_buffer_size", pull.transfer_buffer_size)]
     return []
 

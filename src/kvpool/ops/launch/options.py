@@ -10,7 +10,7 @@ from kvpool.devices import device_of
 from kvpool.options.ascend_store import BACKENDS, BackendName
 from kvpool.options.errors import OptionError
 from kvpool.options.reach import check_reach
-from kvpool.options.secret import read_secret
+from kvpool.options.secret import shared_secret
 
 Mode = Literal["mixed", "pd", "separated"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -83,7 +83,7 @@ def check(options: LaunchOptions) -> None:
     check_common(options.mode, options.engine_args)
     _check_model(options.model)
     if options.mode == "pd":
-        read_secret(os.environ)
+        shared_secret(os.environ)
     if options.device not in DEVICES:
         reason = f"accepted: {', '.join(DEVICES)}; for an NPU host take the files that --series a2, a3 or a5 prints"
         raise OptionError("--device", options.device, reason)

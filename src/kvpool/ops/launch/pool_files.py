@@ -9,13 +9,13 @@ from kvpool.ops.launch.npu_setup import libraries, toolkit
 from kvpool.ops.launch.series import GIB, Series
 from kvpool.ops.launch.shell import command_lines, exports
 from kvpool.ops.services.memcache_files import LOCAL, Addresses, local_values, meta_values, text_of
+from kvpool.ops.services.mooncake import LEASE_S
 from kvpool.options.amounts import mooncake_host_nbytes
 from kvpool.options.mooncake_json import MooncakeOptions
 
 MASTER, MASTER_METRICS = 50088, 9003
 META, CONFIG_STORE, META_METRICS = 5000, 6000, 9004  # the library's own choice for metrics, 8000, is the proxy's
 WORKER, METASTORE = 31501, 2379
-LEASE_MS = 40_000  # longer than a load (30 s) and than the slowest transfer (33 s)
 FOLDER = "/etc/kvpool"
 
 
@@ -101,7 +101,7 @@ class PoolOnHost:
             f"--metrics_host={self.service_host}",
             "--eviction_high_watermark_ratio=0.9",
             "--eviction_ratio=0.1",
-            f"--default_kv_lease_ttl={LEASE_MS}",
+            f"--default_kv_lease_ttl={int(LEASE_S * 1000)}",
             "--enable_offload=false",
         ]
 

@@ -22,6 +22,7 @@ CONFIG = "mooncake.json"
 OWNER_CONFIG = "owner.json"
 READY = "owner.ready"
 TENANTS = "tenant_quotas.yaml"
+LEASE_S = 40.0  # longer than a load (30 s) and than the slowest transfer (33 s), also as it is measured: up to 5 % less
 _STOP_S = 10.0
 
 
@@ -30,7 +31,7 @@ class MasterOptions:
     """What the master is started with; times in seconds. ``client_ttl_s``: how long the memory of a dead client is believed to
     be there. ``discard_s``: when a key that a dead writer left half-written is free again."""
 
-    lease_s: float = 31.0  # longer than an engine gives a load by default
+    lease_s: float = LEASE_S
     client_ttl_s: int = 5
     discard_s: int = 10
     eviction_high: float = 0.9

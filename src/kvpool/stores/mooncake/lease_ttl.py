@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from kvpool.options.lease import default_transfer_ms
 from kvpool.stores.mooncake import codes
 from kvpool.stores.mooncake.client import Client
 
@@ -40,9 +41,12 @@ def measure(ask: Ask, name: str, config: object, wait: Callable[[float], bool]) 
     return held if held >= LONGEST_S * 0.9 else None
 
 
-def complaint(seconds: float, load_deadline_s: float | None, env: Mapping[str, str]) -> str:
-    """One line naming what is longer than a lease; empty where nothing is."""
+def complaint(seconds: float, load_deadline_s: float | None, env: Mapping[str, str], *, ascend: bool = False) -> str:
+    """One line naming what is longer than a lease; empty where nothing is. ``ascend``: transfers go over that protocol."""
     longer = [f"{name}={env[name]} ms" for name in _TIMEOUTS if env.get(name, "").isdigit() and int(env[name]) / 1000 >= seconds]
+    transfer = default_transfer_ms(env) if ascend else None
+    if transfer is not None and transfer / 1000 >= seconds:
+        longer.append(f"a transfer may take ({transfer} ms while ASCEND_TRANSFER_TIMEOUT is not set)")
     if load_deadline_s is not None and load_deadline_s > seconds:
         longer.append(f"the load deadline of {load_deadline_s:g} s")
     if not longer:

@@ -88,7 +88,7 @@ class MooncakeReader(Reader):
         """Read an object from a disk as a whole, into memory of this process."""
         memory = np.empty(self._nbytes[row], dtype=np.uint8)
         address, size = np.array([[memory.ctypes.data]], dtype=np.int64), np.array([len(memory)], dtype=np.int64)
-        (result,) = self._link.fetch(Batch([self._keys[row]], address, size))
+        (result,) = self._link.fetch(Batch([self._keys[row]], address, size), self._until)
         if result.status is Status.OK:
             self._copies[row] = memory
         return result._replace(nbytes=0)

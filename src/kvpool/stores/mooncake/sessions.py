@@ -55,8 +55,8 @@ class Books:
 
 @dataclass(slots=True)
 class Link:
-    """One opening of a store. ``look``, ``fetch`` and ``quarantine`` run on native threads. ``trailer``: objects end with a
-    checksum. ``host``: the library takes any memory of this process."""
+    """One opening of a store. ``look``, ``fetch`` (until a time) and ``quarantine`` run on native threads. ``trailer``: objects end
+    with a checksum. ``host``: the library takes any memory of this process."""
 
     client: Client
     calls: NativeCalls
@@ -65,6 +65,6 @@ class Link:
     host: bool
     fault: Callable[[BaseException], Result]
     look: Callable[[Sequence[bytes]], list[Answer]]
-    fetch: Callable[[Batch], list[Result]]
+    fetch: Callable[[Batch, float], list[Result]]
     quarantine: Callable[[Sequence[bytes]], None]
     books: Books = field(default_factory=Books)

@@ -17,15 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvpool.options.mooncake_json import MooncakeOptions
-from kvpool.options.mooncake_ssd import BUFFER, DEFAULTS, USABLE
+from kvpool.options.mooncake_ssd import BUCKET, BUFFER, DEFAULTS, HEARTBEAT, USABLE, client_ttl_s
 from kvpool.stores.context import StoreContext
 
 logger = logging.getLogger(__name__)
 
-BUCKET = "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES"
-HEARTBEAT = "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS"
-CLIENT_TTL = "KVPOOL_MOONCAKE_CLIENT_TTL"
-DEFAULT_TTL_S = 10.0
 ALIVE = "kvpool-alive"
 LOCK = "kvpool-lock"
 ALIVE_S = 1.0
@@ -102,7 +98,7 @@ def let_go(folder: Path) -> None:
 
 
 def _wait_for_the_dead(folder: Path, env: Mapping[str, str]) -> None:
-    ttl = _client_ttl(env)
+    ttl = client_ttl_s(env)
     try:
         left = min(float((folder / ALIVE).read_text()) + ttl + 2 * ALIVE_S - time.time(), ttl + 2 * ALIVE_S)
     except (OSError, ValueError):
@@ -112,14 +108,3 @@ def _wait_for_the_dead(folder: Path, env: Mapping[str, str]) -> None:
             "kvpool: the last user of %s ended without closing: waiting %.1f s for the master to forget it", folder, left
         )
         time.sleep(left)
-
-
-def _client_ttl(env: Mapping[str, str]) -> float:
-    text = env.get(CLIENT_TTL) or str(DEFAULT_TTL_S)
-    try:
-        seconds = float(text)
-        if not 0 <= seconds <= 600:
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"{CLIENT_TTL}={text!r} (accepted: seconds from 0 to 600, the master's --client_ttl)") from None
-    return seconds

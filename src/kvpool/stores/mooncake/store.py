@@ -41,7 +41,7 @@ from kvpool.stores.mooncake.client import Client, name_of
 from kvpool.stores.mooncake.connect import connect, fabric_memory, segment_bytes
 from kvpool.stores.mooncake.library import Library, load
 from kvpool.stores.mooncake.reader import MooncakeReader
-from kvpool.stores.mooncake.room import with_room
+from kvpool.stores.mooncake.room import through_buffer, with_room
 from kvpool.stores.mooncake.sessions import Link
 from kvpool.stores.mooncake.upkeep import Upkeep
 from kvpool.stores.mooncake.writer import MooncakeWriter
@@ -69,6 +69,7 @@ class MooncakeStore(OpaqueStore):
         self._upkeep: Upkeep | None = None
         self._link: Link | None = None
         self._regions: set[tuple[int, int]] = set()
+        self._closing = threading.Event()
 
     def _batch_bytes(self) -> int:
         ours = Limits().batch_bytes
@@ -82,6 +83,7 @@ class MooncakeStore(OpaqueStore):
         with self._life:
             if self._link is not None or self._transfers is None or self._lookups is None or self._client is None:
                 return
+            self._closing.clear()
             self._link = self._make_link(self._client, self._transfers, self._placement(self._client))
             self._upkeep = Upkeep(self._client, self._lookups, self._library, self.options, self.context, self._load_deadline_s)
             self._upkeep.start()
@@ -112,6 +114,7 @@ class MooncakeStore(OpaqueStore):
 
     def close(self) -> None:
         """Ends what runs in the background first. Writers that are still open are revoked."""
+        self._closing.set()
         upkeep, self._upkeep = self._upkeep, None
         if upkeep is not None:
             upkeep.stop(self.limits.close_s)
@@ -159,6 +162,13 @@ class MooncakeStore(OpaqueStore):
     def _store_with_room(self, batch: Batch, until: float) -> list[Result]:
         return with_room(len(batch.keys), until, lambda rows: self._store(take(batch, rows)))
 
+    def get(self, batch: Batch, deadline_s: float) -> Handle:
+        until = time.monotonic() + deadline_s
+        return self._begin(batch, deadline_s, lambda part: self._fetch_through_buffer(part, until))
+
+    def _fetch_through_buffer(self, batch: Batch, until: float) -> list[Result]:
+        return through_buffer(len(batch.keys), until, lambda rows: self._fetch(take(batch, rows)), self._closing)
+
     def _put(self, batch: Batch) -> list[Result]:
         names, count = [name_of(key) for key in batch.keys], len(batch.keys)
         lengths = batch.sizes.tolist()
@@ -168,14 +178,14 @@ class MooncakeStore(OpaqueStore):
         return codes.put_results(put, count, batch.object_nbytes)
 
     def _get(self, batch: Batch) -> list[Result]:
-        """What outlived its lease, or did not fit into the read buffer of a disk, is read again alone: that needs less of both."""
+        """What outlived its lease is read again alone: that takes less time."""
         client, names, places = self._open_client(), [name_of(key) for key in batch.keys], batch.addresses.tolist()
         count, lengths = len(names), batch.sizes.tolist()
         results = codes.get_results(
             client.batch_get_into_multi_buffers(names, places, [lengths] * count), count, batch.object_nbytes
         )
         for row, result in enumerate(results):
-            if result.code in (codes.LEASE_EXPIRED, codes.OVERFLOW) and count > 1:
+            if result.code == codes.LEASE_EXPIRED and count > 1:
                 got = client.batch_get_into_multi_buffers([names[row]], [places[row]], [lengths])
                 results[row] = codes.get_results(got, 1, batch.object_nbytes)[0]
         return results
@@ -235,7 +245,8 @@ class MooncakeStore(OpaqueStore):
 
     def _make_link(self, client: Client, calls: NativeCalls, config: object) -> Link:
         host = self._takes_host_memory()
-        return Link(client, calls, config, self.checksums, host, self._fault, self._look, self._fetch, self._quarantine)
+        fetch = self._fetch_through_buffer
+        return Link(client, calls, config, self.checksums, host, self._fault, self._look, fetch, self._quarantine)
 
     def _no_link(self) -> Link:
         """Of a store that is not open: every call ends with Closed."""

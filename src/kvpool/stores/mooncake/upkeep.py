@@ -93,7 +93,8 @@ class Upkeep:
             if seconds is not None:
                 self.lease_s = seconds
                 self.lease_known.set()
-                complaint = lease_ttl.complaint(seconds, self._load_deadline_s, os.environ)
+                ascend = self._options.protocol == "ascend"
+                complaint = lease_ttl.complaint(seconds, self._load_deadline_s, os.environ, ascend=ascend)
                 if complaint:
                     logger.warning("kvpool: %s", complaint)
                 return

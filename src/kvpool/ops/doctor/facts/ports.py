@@ -20,7 +20,8 @@ Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One endpoint. ``good``: it answered, or its port is free; None where nobody could tell. ``here``: it is of this host."""
+    """One endpoint. ``good``: it answered, its port is free, or it is the own address that it should be; None where nobody could
+    tell. ``here``: it is of this host."""
 
     endpoint: Endpoint
     good: bool | None
@@ -30,12 +31,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """``interface_address`` tells whether HCCL_IF_IP belongs to this host; None where it is unset or nobody could tell."""
+    """``interface_address`` tells whether HCCL_IF_IP belongs to this host; None where it is unset or nobody could tell.
+    ``prefill`` is where prefill listens for decode: ``good`` where that is an address of this host; None without such a prefill."""
 
     free: tuple[Tried, ...] = ()
     services: tuple[Tried, ...] = ()
     peers: tuple[Tried, ...] = ()
     interface_address: bool | None = None
+    prefill: Tried | None = None
 
 
 def read_ports(need: Need) -> Ports:
@@ -47,6 +50,7 @@ def read_ports(need: Need) -> Ports:
         _connect_all(need.services),
         _connect_all(peers),
         is_own(address) if address else None,
+        None if need.prefill_place is None else try_own(Endpoint(need.prefill_place.source, need.prefill_place.host)),
     )
 
 
@@ -97,6 +101,18 @@ def _refusal(family: int, kind: int, protocol: int, address: Address) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def try_own(endpoint: Endpoint) -> Tried:
+    """Is this host, given without a port, this one? A name is the first address that it resolves to, as when one listens on it."""
+    host = endpoint.address.strip("[]")
+    resolved = within(RESOLVE_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    if not resolved:
+        return Tried(endpoint, False, f"the name {host} cannot be resolved")
+    address = str(resolved[0][4][0])
+    good = is_own(address)
+    text = "whether it is of this host cannot be told" if good is None else f"{address} is {'' if good else 'not '}of this host"
+    return Tried(endpoint, good, text, here=bool(good))
 
 
 def is_own(address: str) -> bool | None:

@@ -12,13 +12,20 @@ FREE = Check(AREA, "free", "the ports that this host's engines, and --port, list
 SERVICE = Check(AREA, "service", "the store's services accept connections", "backend mooncake, memcache, yuanrong")
 PEER = Check(AREA, "peer", "other hosts accept connections at the addresses of --peer", "--peer is given")
 ADDRESS = Check(AREA, "address", "services are named by addresses that other hosts reach", "several hosts")
-CHECKS = (FREE, SERVICE, PEER, ADDRESS)
+TRANSFER_HOST = Check(
+    AREA,
+    "transfer host",
+    "the address on which prefill listens for decode (transfer_host, else VLLM_HOST_IP, else HCCL_IF_IP) is of this host",
+    "MooncakeConnectorV1, not on decode",
+)
+CHECKS = (FREE, SERVICE, PEER, ADDRESS, TRANSFER_HOST)
 
 
 def judge_ports(facts: Ports, need: Need) -> list[Finding]:
     found = [_free(tried) for tried in facts.free]
     found += [_service(tried) for tried in facts.services]
     found += [_peer(tried) for tried in facts.peers]
+    found += [_transfer_host(facts.prefill)] if facts.prefill is not None else []
     return found + [_address(tried) for tried in facts.services if need.several_hosts and only_here(tried.endpoint.address)]
 
 
@@ -51,3 +58,12 @@ def _peer(tried: Tried) -> Finding:
 def _address(tried: Tried) -> Finding:
     what, address = tried.endpoint
     return ADDRESS.failure(f"{what} is {address}, which only this host reaches", "an address of this host", "see `ip -br address`")
+
+
+def _transfer_host(tried: Tried) -> Finding:
+    source, host = tried.endpoint
+    found, needed = f"{host} ({source}): {tried.text}", "an address of this host"
+    if tried.good:
+        return TRANSFER_HOST.ok(found, needed)
+    fix = "set transfer_host to one of `ip -br address` that decode reaches, or unset what names the other one"
+    return TRANSFER_HOST.failure(found, needed, fix) if tried.good is False else TRANSFER_HOST.unknown(found, needed, fix)
