@@ -157,7 +157,7 @@ class AscendStoreOptions(OptionModel):
     )
     zero_hit_alarm_lookups: Annotated[int, integer(0)] = Field(
         100,
-        description="Lookups without a single hit after which one line says why that may be: a warning where others save; 0 is off.",
+        description="Lookups without a single hit after which a line says why that may be: a warning where others save; 0 is off.",
     )
     negative_cache_entries: Annotated[int, integer(0, 100_000_000)] = Field(
         65536, description="Keys remembered as failed or missing."

@@ -68,3 +68,6 @@ def _make(folder: int) -> None:
             return
     finally:
         os.unlink(scratch, dir_fd=folder)
+
+
+__all__ = ["Secret", "find_secret"]

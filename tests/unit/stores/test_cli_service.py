@@ -72,32 +72,6 @@ def test_what_was_not_started_has_no_state_and_nothing_is_stopped(backend, tmp_p
     assert told("stop", backend) == (0, f"nothing to stop: no service of {backend} ran in {folder}")
 
 
-@pytest.fixture
-def mooncake_of_this_folder(tmp_path):
-    """The record of a service, with a process that can be stopped."""
-    process = spawn("master", ["sleep", "600"], tmp_path)
-    save(Started("mooncake", str(tmp_path), [process], {}, {"master": "127.0.0.1:1"}))
-    yield process
-    stop_all([process], 5)
-
-
-@pytest.mark.parametrize("backend", ["memcache", "yuanrong"])
-def test_another_stores_service_is_neither_stopped_nor_shown(backend, mooncake_of_this_folder, tmp_path):
-    line = f"error: {tmp_path} holds a service of mooncake, not of {backend}"
-    for verb in ("stop", "status"):
-        assert told(verb, backend, "--folder", str(tmp_path)) == (2, line)
-    assert alive(mooncake_of_this_folder)
-    assert told("stop", "mooncake", "--folder", str(tmp_path)) == (0, "stopped")
-    assert not alive(mooncake_of_this_folder)
-
-
-def test_a_service_that_has_died_is_not_said_to_be_stopped(mooncake_of_this_folder, tmp_path):
-    stop_all([mooncake_of_this_folder], 5)
-    line = f"nothing to stop: no service of mooncake ran in {tmp_path}"
-    assert told("stop", "mooncake", "--folder", str(tmp_path)) == (0, line)
-    assert not (tmp_path / "state.json").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -154,3 +128,29 @@ def serving(pages):
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+@pytest.fixture
+def mooncake_of_this_folder(tmp_path):
+    """The record of a service, with a process that can be stopped."""
+    process = spawn("master", ["sleep", "600"], tmp_path)
+    save(Started("mooncake", str(tmp_path), [process], {}, {"master": "127.0.0.1:1"}))
+    yield process
+    stop_all([process], 5)
+
+
+@pytest.mark.parametrize("backend", ["memcache", "yuanrong"])
+def test_another_stores_service_is_neither_stopped_nor_shown(backend, mooncake_of_this_folder, tmp_path):
+    line = f"error: {tmp_path} holds a service of mooncake, not of {backend}"
+    for verb in ("stop", "status"):
+        assert told(verb, backend, "--folder", str(tmp_path)) == (2, line)
+    assert alive(mooncake_of_this_folder)
+    assert told("stop", "mooncake", "--folder", str(tmp_path)) == (0, "stopped")
+    assert not alive(mooncake_of_this_folder)
+
+
+def test_a_service_that_has_died_is_not_said_to_be_stopped(mooncake_of_this_folder, tmp_path):
+    stop_all([mooncake_of_this_folder], 5)
+    line = f"nothing to stop: no service of mooncake ran in {tmp_path}"
+    assert told("stop", "mooncake", "--folder", str(tmp_path)) == (0, line)
+    assert not (tmp_path / "state.json").exists()

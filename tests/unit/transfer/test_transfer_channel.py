@@ -226,8 +226,8 @@ def test_release_is_held_for_an_older_instance(served):
 def test_which_secret(monkeypatch, tmp_path):
     monkeypatch.setattr(secrets_module, "default_root", lambda: tmp_path / "root")
     assert find_secret({"KVPOOL_SECRET": "x" * 16}, "10.0.0.1") == Secret(b"x" * 16, "shared")
-    with pytest.raises(OptionError, match="at least 16 characters"):
-        find_secret({"KVPOOL_SECRET": "x" * 15}, "127.0.0.1")
+    with pytest.raises(OptionError, match=r'^KVPOOL_SECRET="5 characters": accepted: at least 16 characters$'):
+        find_secret({"KVPOOL_SECRET": "short"}, "127.0.0.1")
     assert find_secret({}, "10.0.0.1") == Secret(b"", "none")
     first = find_secret({}, "127.0.0.1")
     assert first.kind == "host"
