@@ -264,8 +264,13 @@ class Harness(Model):
     def settle_jobs(self) -> None:
         """Wait until the workers have ended what they were given; the engine does not step."""
         sides = [rank.worker_side for rank in self.ranks]
-        ended = lambda side, job: job.job_id in side._reports and side._reports[job.job_id].ranks > 0  # noqa: E731
-        self.until(lambda: all(ended(side, job) for side in sides for job in self._open_jobs()))
+
+        def ended(opened: Any) -> bool:
+            """By every rank: some may have said so in a step before."""
+            said = [side._reports[opened.job.job_id].ranks for side in sides if opened.job.job_id in side._reports]
+            return opened.report.ranks + sum(said) >= len(sides)
+
+        self.until(lambda: all(ended(opened) for opened in self._open_jobs()))
 
     def settle_reports(self) -> None:
         """Step until no job is open, whatever runs meanwhile."""
@@ -273,7 +278,7 @@ class Harness(Model):
 
     def _open_jobs(self) -> list[Any]:
         held = {job.job_id for job, _ in self.pool._held._waiting}
-        return [opened.job for opened in self.pool._jobs._jobs.values() if opened.job.job_id not in held]
+        return [opened for opened in self.pool._jobs._jobs.values() if opened.job.job_id not in held]
 
     def forget_local(self) -> None:
         """Empty the engine's own prefix cache, so that the pool is asked."""

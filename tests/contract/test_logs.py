@@ -63,17 +63,18 @@ def caplog_vllm():
     logger.removeHandler(handler)
 
 
-def test_one_line_at_the_start_says_what_is_used(start, caplog_vllm):
+def test_one_line_at_the_start_says_what_is_used_and_one_the_namespace(start, caplog_vllm):
+    def lines(words):
+        return [record.getMessage() for record in caplog_vllm if words in record.getMessage()]
+
     engine = start(policy="recompute")
     engine.ask("a", PROMPT)
-    lines = lambda: [r.getMessage() for r in caplog_vllm if "kvpool: namespace" in r.getMessage()]  # noqa: E731
-    engine.until(lines)
+    engine.until(lambda: lines("kvpool: namespace"))
     engine.ask("b", PROMPT)
-    lines = lines()
-    assert len(lines) == 1
-    assert engine.pool._agreement.namespace in lines[0]
-    for part in ("store local", f"capacity {1 << 30} bytes", "policy recompute", "asynchronous loads"):
-        assert part in lines[0]
+    (used,), (namespace,) = lines("all ranks have met"), lines("kvpool: namespace")
+    assert engine.pool._agreement.namespace in namespace
+    for part in ("backend local", f"capacity {1 << 30} bytes", "policy recompute", "asynchronous loads"):
+        assert part in used
 
 
 def test_the_summary_has_reasons_and_tiers_on_one_line():

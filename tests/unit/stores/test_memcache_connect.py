@@ -21,7 +21,8 @@ LOCAL = "ock.mmc.local_service"
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch):
     monkeypatch.setenv("MMC_LOCAL_CONFIG_PATH", "")
-    monkeypatch.setattr(connect, "_loaded_with", None)
+    for name in ("_loaded_with", "_shared", "_starting", "_given_up"):
+        monkeypatch.setattr(connect, name, None)
     monkeypatch.setattr(connect, "at_exit", lambda open_client, starting: None)
 
 
@@ -47,6 +48,7 @@ class SlowModule:
     def __init__(self, code: int = 0, started: bool = True) -> None:
         self.code, self.started, self.speaks, self.closed = code, threading.Event(), threading.Event(), threading.Event()
         self.speaks.set()
+        self.begun = 0
         if started:
             self.started.set()
 
@@ -54,6 +56,7 @@ class SlowModule:
         return self
 
     def init(self, device_id, init_bm=True):
+        self.begun += 1
         self.started.wait(60)
         return self.code
 
@@ -75,7 +78,8 @@ def opens(store: MemcacheStore) -> bool:
     return True
 
 
-def test_a_start_that_takes_too_long_is_given_up_and_undone(monkeypatch):
+def test_a_start_that_takes_too_long_is_given_up_and_serves_the_next_store(monkeypatch):
+    """Closing what started late could stop every thread of this process."""
     module = SlowModule(started=False)
     monkeypatch.setattr(connect, "load", lambda ssd: module)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -85,14 +89,25 @@ def test_a_start_that_takes_too_long_is_given_up_and_undone(monkeypatch):
         with pytest.raises(OSError, match=r"has not ended yet"):
             store_at(port, connect_s=0.2).open()
         module.started.set()
-        assert module.closed.wait(60)
         store = store_at(port, connect_s=30.0)
-        eventually(lambda: opens(store), "the late start is forgotten")
+        eventually(lambda: opens(store), "the late start has ended")
+        assert module.begun == 1
+        assert not module.closed.is_set()
         with pytest.raises(OSError, match=r"cannot use other.conf at the same time"):
             MemcacheStore(store._options, StoreContext(), "other.conf").open()
-        module.closed.clear()
         store.close()
         assert module.closed.is_set()
+
+
+def test_the_end_of_the_process_finds_what_started_late(monkeypatch):
+    module = SlowModule(started=False)
+    monkeypatch.setattr(connect, "load", lambda ssd: module)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with pytest.raises(OSError, match=r"did not start within 0.2 s"):
+            store_at(server.getsockname()[1], connect_s=0.2).open()
+        assert connect._open_client() is None
+        module.started.set()
+        assert eventually(connect._open_client, "the late start has ended") is module
 
 
 def test_bc_095_a_start_that_fails_says_with_which_file_and_code(monkeypatch):
