@@ -59,6 +59,10 @@ def acquire(options: LocalConf, wish: Wish, deadline_s: float) -> Client:
             module = _load(options, wish)
             for url in (options.meta_service_url, options.config_store_url):
                 _probe(url, end)
+        if _shared is None and _starting is not None:
+            if not _starting.done():
+                raise OSError("MemCache: an earlier start in this process has not ended yet; try again later")
+            _take_late()  # it may have ended just now
         if _shared is None:
             _shared = _Shared(_start(module, wish, end, deadline_s), wish, users=0)
         if _shared.users == 0:
@@ -143,8 +147,6 @@ def _wait_until_it_answers(client: Client, end: float, deadline_s: float) -> Non
 def _start(module: ModuleType, wish: Wish, end: float, deadline_s: float) -> Client:
     """Init on a thread of its own: it cannot be interrupted."""
     global _starting, _given_up
-    if _starting is not None and not _starting.done():
-        raise OSError("MemCache: an earlier start in this process has not ended yet; try again later")
     call: Call[Client] = Call(lambda: _init(module, wish), end)
     _starting = call
     threading.Thread(target=call.run, name="kvpool-memcache-init", daemon=True).start()
