@@ -94,6 +94,11 @@ async def is_let_go(keeper: Keeper, running: Running, times: int = 1) -> None:
     await until(lambda: _told(running, times))
 
 
+async def refuses(seen: Any, request: web.Request) -> web.StreamResponse:
+    """What a decode engine answers to a request that it will not take."""
+    return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
+
+
 async def _forgotten(running: Running, times: int) -> bool:
     return (await running.metric("kvpool_proxy_releases_total", outcome="restarted") or 0) == times
 
@@ -227,10 +232,6 @@ def test_a_client_that_leaves_as_prefill_computes_frees_prefill(stuck) -> None:
 def test_offers_of_another_secret_are_passed_on_and_not_touched() -> None:
     async def scenario() -> None:
         async with keeping(secret="quite another secret") as (keeper, ds, running):
-
-            async def refuses(seen: Any, request: web.Request) -> web.StreamResponse:
-                return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
-
             ds[0].answer = refuses
             assert (await running.complete()).status == 400
             await asyncio.sleep(0.2)
@@ -245,10 +246,6 @@ def test_a_prefill_engine_that_is_dead_delays_neither_clients_nor_the_end(monkey
 
     async def scenario() -> None:
         async with keeping() as (keeper, ds, running):
-
-            async def refuses(seen: Any, request: web.Request) -> web.StreamResponse:
-                return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
-
             ds[0].answer = refuses
             keeper.responder.close()
             began = time.monotonic()
@@ -265,10 +262,6 @@ def test_a_prefill_engine_that_is_busy_is_told_when_it_listens_again(monkeypatch
 
     async def scenario() -> None:
         async with keeping() as (keeper, ds, running):
-
-            async def refuses(seen: Any, request: web.Request) -> web.StreamResponse:
-                return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
-
             ds[0].answer = refuses
             keeper.busy.set()
             began = time.monotonic()

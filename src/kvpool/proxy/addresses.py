@@ -61,12 +61,6 @@ def pair(hosts_key: str, hosts: list[str], ports_key: str, ports: list[int]) -> 
     return list(dict.fromkeys(Address(read_host(hosts_key, host), port) for host, port in zip(hosts, ports, strict=True)))
 
 
-def is_loopback(host: str) -> bool:
-    """Whether what listens there can be reached from this host only."""
-    ip = _ip(host)
-    return host.lower().rstrip(".") == "localhost" if ip is None else ip.is_loopback
-
-
 def is_wildcard(host: str) -> bool:
     """Whether it stands for all addresses of the host, in any spelling that binds so ("0.0.0.0", "::", "0", "")."""
     ip = _ip(host)

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from kvpool.options.addresses import is_loopback
 from kvpool.options.errors import OptionError
 from kvpool.options.secret import SECRET_VARIABLE, shared_secret
-from kvpool.proxy.addresses import is_loopback, is_wildcard, pair, read_host
+from kvpool.proxy.addresses import is_wildcard, pair, read_host
 from kvpool.proxy.options import DECODE_FIRST, MODES, PREFILL_FIRST, Deadlines, Limits, ProxyOptions
 
 ADMIN_TOKEN = "KVPOOL_ADMIN_TOKEN"

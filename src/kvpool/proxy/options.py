@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvpool.proxy.addresses import Address, is_loopback
+from kvpool.options.addresses import is_loopback
+from kvpool.proxy.addresses import Address
 
 PREFILL_FIRST, DECODE_FIRST = "prefill-first", "decode-first"
 MODES = (PREFILL_FIRST, DECODE_FIRST)

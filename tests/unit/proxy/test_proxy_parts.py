@@ -11,9 +11,10 @@ import pytest
 
 from kvpool.core.signed_fields import ISSUED_AT, SIGNATURE, sign_fields, verify_fields
 from kvpool.core.signing import sign, verify
+from kvpool.options.addresses import is_loopback
 from kvpool.options.errors import OptionError
 from kvpool.proxy import asks, estimate, logs
-from kvpool.proxy.addresses import Address, is_loopback, is_wildcard, pair, read_address, read_host
+from kvpool.proxy.addresses import Address, is_wildcard, pair, read_address, read_host
 from kvpool.proxy.admission import Admission
 from kvpool.proxy.failures import FailureError
 from kvpool.proxy.rendezvous import Rendezvous
