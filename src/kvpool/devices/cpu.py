@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 from kvpool.devices import own_memory
 from kvpool.devices.base import Event, Int64
+from kvpool.devices.copy_threads import share_runs
 from kvpool.devices.process_memory import joined
 
 
 class CpuCopyEngine:
-    """Host memory to host memory; runs that continue each other on both sides are moved as one."""
+    """Host memory to host memory; runs that continue each other on both sides are moved as one, large copies by several threads."""
 
     name = "cpu"
 
     def copy(self, targets: Int64, sources: Int64, sizes: Int64, *, into_pool: bool) -> None:
         targets, sources, sizes = joined(targets, sources, sizes)
-        if len(sizes) > 1 and own_memory.copy(targets, sources, sizes, into_pool=into_pool):
-            return
-        move = ctypes.memmove
-        for target, source, nbytes in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
-            move(target, source, nbytes)
+        share_runs(partial(_move, into_pool), targets, sources, sizes)
+
+
+def _move(into_pool: bool, targets: Int64, sources: Int64, sizes: Int64) -> None:
+    if len(sizes) > 1 and own_memory.copy(targets, sources, sizes, into_pool=into_pool):
+        return
+    move = ctypes.memmove
+    for target, source, nbytes in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+        move(target, source, nbytes)
 
 
 class PassedEvent:

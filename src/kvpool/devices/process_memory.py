@@ -68,3 +68,13 @@ def joined(ones: Int64, others: Int64, sizes: Int64) -> tuple[Int64, Int64, Int6
         return ones, others, sizes
     first = np.flatnonzero(np.concatenate(([True], ~follows)))
     return ones[first], others[first], np.add.reduceat(sizes, first)
+
+
+def cut(ones: Int64, others: Int64, sizes: Int64, nbytes: int) -> tuple[Int64, Int64, Int64]:
+    """Runs of more than ``nbytes`` become several that continue each other."""
+    counts = np.maximum(-(-sizes // nbytes), 1)
+    if not len(sizes) or counts.max() == 1:
+        return ones, others, sizes
+    rows = np.repeat(np.arange(len(sizes)), counts)
+    starts = (np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)) * nbytes
+    return ones[rows] + starts, others[rows] + starts, np.minimum(sizes[rows] - starts, nbytes)

@@ -12,12 +12,14 @@ import errno
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from kvpool.devices.process_memory import readv
+from kvpool.devices.copy_threads import share_runs
+from kvpool.devices.process_memory import Int64, readv
 from kvpool.stores.base import Result, Status
 from kvpool.transfer.base import Capabilities, OneSidedEngine, Runs
 
@@ -67,11 +69,18 @@ class ProcessVmEngine(OneSidedEngine):
 
     def _fetch(self, address: bytes, runs: Runs) -> Result:
         pid = msgspec.msgpack.decode(address, type=Address).pid
-        moved, code = readv(pid, runs.targets, runs.sources, runs.sizes)
-        if moved == runs.nbytes:
-            return Result(Status.OK, moved)
-        code = code or errno.EFAULT  # a short count means that the rest is not mapped there
-        return Result(Status.FATAL, code=code, text=os.strerror(code))
+        try:
+            share_runs(partial(_read, pid), runs.targets, runs.sources, runs.sizes)
+        except OSError as error:
+            return Result(Status.FATAL, code=error.errno, text=str(error.strerror))
+        return Result(Status.OK, runs.nbytes)
 
     def close(self) -> None:
         return
+
+
+def _read(pid: int, ours: Int64, theirs: Int64, sizes: Int64) -> None:
+    moved, code = readv(pid, ours, theirs, sizes)
+    if moved != int(sizes.sum()):
+        code = code or errno.EFAULT  # a short count means that the rest is not mapped there
+        raise OSError(code, os.strerror(code))
