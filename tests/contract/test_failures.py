@@ -229,11 +229,11 @@ def test_bc_065_failures_of_an_async_load_are_told_once_and_by_block(start):
     told = []
     take = side.take_bad_blocks
     side.take_bad_blocks = lambda: told.append(blocks := take()) or blocks
+    tables, allocated = [], engine.pool.allocated
+    engine.pool.allocated = lambda request, blocks, n: tables.append(blocks.get_block_ids()[0]) or allocated(request, blocks, n)
     engine.add("b", PROMPT)
-    engine.step()
-    table = engine.scheduler.kv_cache_manager.get_block_ids("b")[0]
     engine.run()
-    assert [blocks for blocks in told if blocks] == [{table[2], table[4]}]
+    assert [blocks for blocks in told if blocks] == [{tables[0][2], tables[0][4]}]
     engine.assert_clean()
 
 

@@ -251,7 +251,7 @@ def test_bc_068_a_prompt_that_is_all_local_is_never_reported_as_received(start):
     engine.ask("a", PROMPT, 3)
     engine.settle()
     take, reported = engine.ranks[0].worker_side.take_finished_loads, []
-    engine.ranks[0].worker_side.take_finished_loads = lambda: reported.append(found := take()) or found
+    engine.ranks[0].worker_side.take_finished_loads = lambda wait: reported.append(found := take(wait)) or found
     gets = engine.store.calls["get"]
     request = engine.request("b", PROMPT, 3)
     request.kv_transfer_params = {

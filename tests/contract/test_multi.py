@@ -56,7 +56,7 @@ def test_bc_179_requests_that_another_connector_loads(start, offers, rival, load
     reported = []
     for rank in engine.ranks:
         take = rank.worker_side.take_finished_loads
-        rank.worker_side.take_finished_loads = lambda take=take: reported.append(found := take()) or found
+        rank.worker_side.take_finished_loads = lambda wait, take=take: reported.append(found := take(wait)) or found
     for i in range(5):
         assert engine.ask(f"b{i}", PROMPT, 3) == expected_output(PROMPT, 3)
         engine.forget_local()

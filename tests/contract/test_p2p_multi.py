@@ -116,7 +116,7 @@ def test_bc_179_each_child_reports_only_its_own_requests(pair, beside):
         worker, side = both.decode.workers[0], rank.worker_side
         take, loads = worker.take_finished, side.take_finished_loads
         worker.take_finished = lambda take=take: told["pull"].append(found := take()) or found
-        side.take_finished_loads = lambda take=loads: told["pool"].append(found := take()) or found
+        side.take_finished_loads = lambda wait, take=loads: told["pool"].append(found := take(wait)) or found
     assert both.hand_over("a", PROMPT) == expected_output(PROMPT, 3)
     done = {name: [d for d, _ in found if d] for name, found in told.items()}
     if beside == "first":

@@ -116,7 +116,8 @@ class AscendStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self.worker_side.start_saves(self._connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        done, failed = self.worker_side.take_finished_loads()
+        meta = self._connector_metadata
+        done, failed = self.worker_side.take_finished_loads(meta.patience_s if isinstance(meta, PoolMetadata) else 0.0)
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:

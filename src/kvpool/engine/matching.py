@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+IDLE_WAIT_S = 0.005  # for lookups, in a step that has nothing else to do: an empty step costs about as much
+
+
 @dataclass(frozen=True)
 class MatchLimits:
     """Seconds: how long one step may wait for lookups, and when a lookup counts as failed."""
@@ -40,10 +43,13 @@ class Matcher:
         self._breaker = breaker
         self._stats = stats
         self._budget = limits.wait_s
+        self.waiting = False  # for an answer, in this step
 
-    def new_step(self) -> None:
-        """The waits of one scheduling step share one budget, however many requests wait."""
-        self._budget = self._limits.wait_s
+    def new_step(self, idle: bool = False) -> None:
+        """The waits of one scheduling step share one budget, however many requests wait. ``idle``: the step before had nothing to
+        compute."""
+        self._budget = max(self._limits.wait_s, IDLE_WAIT_S if idle and self._limits.wait_s else 0.0)
+        self.waiting = False
 
     def match(self, state: RequestState, computed: int, space: Space) -> int | None:
         """Tokens that the pool can supply beyond ``computed``; None means ask again. May be called any number of times."""
@@ -123,6 +129,7 @@ class Matcher:
         done = lookup.ticket.wait(self._budget)
         self._budget = max(0.0, self._budget - (time.monotonic() - started))
         if not done and lookup.age() < self._limits.timeout_s:
+            self.waiting = True
             return None
         if not done or lookup.ticket.value is None:
             # Waiting for a turn behind other lookups says nothing about the store, unless it keeps all threads.

@@ -42,6 +42,7 @@ class PoolMetadata(KVConnectorMetadata):
     echo: int = 0  # the number of a step with synchronous loads: to be reported when it has run
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
+    patience_s: float = 0.0  # nothing is computed in this step: how long it may wait for a load to end, instead of spinning
     notes: dict[bytes, str] = field(default_factory=dict)  # to be left in the pool by rank 0: a scheduler's store may only look up
 
 

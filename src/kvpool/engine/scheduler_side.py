@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 
+LOAD_PATIENCE_S = 0.005  # a request that comes meanwhile waits no longer than this; on few CPUs, spinning slows the load down
+
+
 class SchedulerSide:
     """Runs in one thread, the engine's. ``store`` is used for lookups, leases and ``reset_cache`` only."""
 
@@ -185,9 +188,13 @@ class SchedulerSide:
     # ---- steps --------------------------------------------------------------------------------------------------------------
 
     def plan_step(self, output: SchedulerOutput) -> PoolMetadata:
-        self._matcher.new_step()
+        idle = not output.total_num_scheduled_tokens
+        patience = LOAD_PATIENCE_S if idle and not self._matcher.waiting and not self._setup.pipelined else 0.0
+        self._matcher.new_step(idle)
         self._jobs.renew_leases()
-        meta = PoolMetadata(namespace=self._agreement.namespace, loads=self._new_loads, notes=self._agreement.take_notes())
+        meta = PoolMetadata(
+            self._agreement.namespace, loads=self._new_loads, notes=self._agreement.take_notes(), patience_s=patience
+        )
         self._new_loads = []
         if output.has_sync_kv_loads:
             meta.echo = self._held.open_step()

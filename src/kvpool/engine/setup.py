@@ -36,6 +36,7 @@ class EngineSetup:
     options: AscendStoreOptions
     groups: list[GroupSpec]
     world_size: int
+    pipelined: bool  # a step that has nothing to compute may run beside others that have
     num_blocks: int
     loads: bool
     saves: bool
@@ -85,6 +86,7 @@ def read_setup(vllm_config: VllmConfig, kv_config: KVCacheConfig, log: bool) -> 
         options=options,
         groups=groups,
         world_size=parallel.world_size,
+        pipelined=parallel.pipeline_parallel_size > 1,
         num_blocks=kv_config.num_blocks,
         loads=not consumer or options.consumer_is_to_load,
         saves=not consumer or options.consumer_is_to_put,

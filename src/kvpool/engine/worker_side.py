@@ -56,6 +56,7 @@ class WorkerSide:
         self._stats = PoolStats()
         self._reports: dict[int, JobReport] = {}
         self._finished_loads: set[str] = set()
+        self._load_ended = threading.Event()  # and is still to be taken
         self._failed_loads: set[str] = set()
         self._bad_blocks: set[int] = set()
         # Calls that were given up but still use the blocks of a job that has been concluded.
@@ -196,6 +197,7 @@ class WorkerSide:
                 return
             if job.is_async:
                 self._finished_loads.add(job.request_id)
+                self._load_ended.set()
                 # Whole blocks before the first bad one are good, but only a model of one group can say which.
                 if outcome.failed and (len(self._setup.groups) > 1 or outcome.running or not free):
                     self._failed_loads.add(job.request_id)
@@ -226,13 +228,17 @@ class WorkerSide:
 
     # ---- what the engine takes away -----------------------------------------------------------------------------------------
 
-    def take_finished_loads(self) -> tuple[set[str], set[str]]:
-        """Request ids whose asynchronous load has ended, and those of them that failed whole."""
+    def take_finished_loads(self, patience_s: float = 0.0) -> tuple[set[str], set[str]]:
+        """Request ids whose asynchronous load has ended, and those of them that failed whole. While loads run and none has ended,
+        waits up to ``patience_s`` for one."""
+        if patience_s and any(isinstance(run.job, LoadJob) for run in list(self._runs.values())):
+            self._load_ended.wait(patience_s)
         for run in list(self._runs.values()):
             threads = self._loaders if isinstance(run.job, LoadJob) else self._savers
             if run.overdue(threads.stuck_for()):
                 self._give_up(run)
         with self._lock:
+            self._load_ended.clear()
             done, self._finished_loads = self._finished_loads, set()
             failed, self._failed_loads = self._failed_loads, set()
         return done, failed

@@ -142,7 +142,9 @@ class AscendStoreOptions(OptionModel):
         "for both, everything is copied at once.",
     )
     lookup_wait_ms: Annotated[int, integer(0, 1000)] = Field(
-        2, description="Longest wait of the scheduler for a lookup; then it asks again."
+        2,
+        description="Longest wait of the scheduler for lookups in one step; then it asks again. Up to 5 ms where the step before "
+        "had nothing to compute; 0: never.",
     )
     lookup_timeout_ms: Milliseconds = Field(1000, description="A lookup that takes longer is unknown and counts as a miss.")
     load_timeout_ms: Milliseconds = Field(30000, description="A load that takes longer has failed.")

@@ -81,9 +81,10 @@ def copy_out(pool: Pool, engine: CopyEngine, offsets: Int64, starts: Int64, addr
     engine.copy(addresses.ravel(), slots.ravel(), np.tile(sizes, len(offsets)), into_pool=False)
 
 
-def parts(count: int, nbytes: int, capacity: int) -> Iterator[slice]:
-    """Cut a batch so that no transaction grows long, no copy outlasts its deadline by much, and no part asks for the whole pool."""
-    step = max(1, min(_PART_KEYS, _PART_BYTES // nbytes, capacity // 8 // nbytes))
+def parts(count: int, nbytes: int, most_bytes: int = _PART_BYTES) -> Iterator[slice]:
+    """Cut a batch so that no transaction grows long, no copy outlasts its deadline by much, and no part takes more than
+    ``most_bytes`` of the pool."""
+    step = max(1, min(_PART_KEYS, min(_PART_BYTES, most_bytes) // nbytes))
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
 
@@ -115,7 +116,7 @@ def read_memory(
         rows = np.array([wanted[row] for row in pinned.rows], dtype=np.int64)[right]
         bases = pool.arena.base + pinned.offsets[right]
         read = Result(Status.OK, nbytes, tier=Tier.DRAM)
-        for part in parts(len(rows), nbytes, pool.geometry.capacity):
+        for part in parts(len(rows), nbytes):
             outcome = copy_rows(engine, batch, rows[part], bases[part], read) if time.monotonic() < deadline else OVERDUE
             for row in rows[part].tolist():
                 results[row] = outcome
@@ -176,7 +177,7 @@ class Put:
         there = set(present.rows)
         todo = [row for row in range(len(keys)) if row not in there]
         where = {key: row for row, key in reversed(list(enumerate(self._batch.keys)))}
-        for part in parts(len(todo), self._batch.object_nbytes, self._pool.geometry.capacity):
+        for part in parts(len(todo), self._batch.object_nbytes, self._pool.geometry.capacity // 8):
             rows = todo[part]
             if time.monotonic() >= self._deadline:
                 break

@@ -68,7 +68,7 @@ class Fetch:
 
     def _begin(self, pending: list[int]) -> tuple[Landing, list[int]]:
         """The reads of the next part run."""
-        step = next(parts(len(pending), self._batch.object_nbytes, min(_AHEAD_BYTES * 8, self._tier.pool.geometry.capacity)))
+        step = next(parts(len(pending), self._batch.object_nbytes, min(_AHEAD_BYTES, self._tier.pool.geometry.capacity // 8)))
         rows = list({self._batch.keys[row]: row for row in reversed(pending[step])}.values())[::-1]
         return self._land(rows, buffers=True), rows
 
