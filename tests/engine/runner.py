@@ -94,6 +94,7 @@ class EngineSpec:
             "VLLM_HOST_IP": "127.0.0.1",
             "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_CPU_OMP_THREADS_BIND": binding,
+            "VLLM_USE_AOT_COMPILE": "0",  # vLLM 0.32 cannot load what it saves so on CPUs, and compiles it all again
             "VLLM_CACHE_ROOT": str(cache / "vllm"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             **self.env,
