@@ -15,10 +15,11 @@ from benchmarks import disk
 from benchmarks.machine import Memcpy, move
 from benchmarks.report import Report, median
 from benchmarks.settings import Settings
+from kvpool.devices import CpuCopyEngine
 from kvpool.stores.base import Batch, Hit, Status
 from kvpool.stores.local import LocalStore
 
-FIGURES = r"local_(put|get)_(vs|gbps)_.*|(exists|lease|checksum|memcpy_gbps|disk)_.*"
+FIGURES = r"local_(put|get)_(one_thread_)?(vs|gbps)_.*|(exists|lease|checksum|memcpy_gbps|disk)_.*"
 SEGMENT, TURNS, WARM = 64 << 10, 11, 12
 
 
@@ -27,7 +28,10 @@ def run(report: Report, settings: Settings) -> None:
     pool, group = (256 << 20, 32 << 20) if settings.quick else (1 << 30, 128 << 20)
     try:
         ratios = {size: Copies(folder, size << 20, group, pool).measure() for size in (2, 8)}
+        alone = {size: Copies(folder, size << 20, group, pool, CpuCopyEngine(alone=True)).measure() for size in (2, 8)}
         for call in ("put", "get"):
+            for size, measured in alone.items():
+                report.add(f"local_{call}_one_thread_vs_memcpy_{size}mib", measured[call])
             for size, measured in ratios.items():
                 report.add(f"local_{call}_vs_memcpy_{size}mib", measured[call])
                 report.add(f"local_{call}_gbps_{size}mib", measured[f"{call}_gbps"])
@@ -54,8 +58,10 @@ class Copies:
     gets; the bytes are the same in all groups, so nothing changes there.
     """
 
-    def __init__(self, root: Path, object_nbytes: int, group_nbytes: int, pool_nbytes: int) -> None:
-        self._store = LocalStore(root, f"copies-{object_nbytes}", pool_nbytes, "remove")
+    def __init__(
+        self, root: Path, object_nbytes: int, group_nbytes: int, pool_nbytes: int, engine: CpuCopyEngine | None = None
+    ) -> None:
+        self._store = LocalStore(root, f"copies-{object_nbytes}", pool_nbytes, "remove", engine)
         self._count, self._nbytes, self._object = group_nbytes // object_nbytes, group_nbytes, object_nbytes
         self._groups = pool_nbytes // group_nbytes
         self._memory = np.random.default_rng(1).integers(0, 256, group_nbytes, dtype=np.uint8)

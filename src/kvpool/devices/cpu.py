@@ -12,13 +12,20 @@ from kvpool.devices.process_memory import joined
 
 
 class CpuCopyEngine:
-    """Host memory to host memory; runs that continue each other on both sides are moved as one, large copies by several threads."""
+    """Host memory to host memory; runs that continue each other on both sides are moved as one, large copies by several threads
+    (``alone``: by the caller's only)."""
 
     name = "cpu"
 
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
+
     def copy(self, targets: Int64, sources: Int64, sizes: Int64, *, into_pool: bool) -> None:
         targets, sources, sizes = joined(targets, sources, sizes)
-        share_runs(partial(_move, into_pool), targets, sources, sizes)
+        if self._alone:
+            _move(into_pool, targets, sources, sizes)
+        else:
+            share_runs(partial(_move, into_pool), targets, sources, sizes)
 
 
 def _move(into_pool: bool, targets: Int64, sources: Int64, sizes: Int64) -> None:
