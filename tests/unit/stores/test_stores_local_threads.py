@@ -19,6 +19,7 @@ class Gate(CpuCopyEngine):
     """Copies of a thread that ``holds`` wait until ``go``."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.held: set[int] = set()
         self.inside, self.go = threading.Event(), threading.Event()
 
