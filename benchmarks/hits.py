@@ -73,24 +73,23 @@ def take_turns(model: Model, stored: Sequence[Stored], rounds: int) -> list[dict
             for running, one, hits in zip(engines, stored, found, strict=True):
                 if len(engines) > 1:
                     warm_up(running, model, seed=998)  # it has been idle
-                for tokens, (_, answer) in one.cold.items():
-                    _ask(running, model, tokens, answer, hits[tokens], kept)
+                for tokens in one.cold:
+                    _ask(running, model, one, tokens, hits[tokens], kept)
                     if kept:
                         hits[tokens].rates.append(memcpy.rate())
     return found
 
 
-def _ask(running: Engine, model: Model, tokens: int, answer: list[int], hits: Hits, kept: bool) -> None:
+def _ask(running: Engine, model: Model, stored: Stored, tokens: int, hits: Hits, kept: bool) -> None:
     """Once from the store, once from the device."""
     forget_device(running)
     asked = prompt(model, tokens, SEED)
     store_s, cached, told = first_token(running, asked)
     if cached < tokens * 3 // 4:
-        name = running.spec.args["kv_transfer_config"]["kv_connector"]
-        raise RuntimeError(f"{name}: {cached} of {tokens} tokens came from the store")
+        raise RuntimeError(f"{stored.setup.name}: {cached} of {tokens} tokens came from the store")
     device_s, _, _ = first_token(running, asked)
     hits.first_s = hits.first_s or store_s
-    hits.same &= told == answer
+    hits.same &= told == stored.cold[tokens][1]
     if kept:
         hits.store_s.append(store_s)
         hits.device_s.append(device_s)

@@ -29,6 +29,19 @@ def engine(start, monkeypatch):
     return made
 
 
+def waits_of_a_load(engine) -> set[float]:
+    """How long the steps during a load would wait for it."""
+    gate = engine.store.close_gate("get")
+    engine.add("b", PROMPT, 3)
+    for _ in range(20):
+        engine.step()
+    waits = set(engine.waits)
+    gate.set()
+    engine.run()
+    engine.assert_clean()
+    return waits
+
+
 def test_one_step_waits_for_the_load(engine):
     """And ends as soon as the load has."""
     engine.ranks[0].worker_side.take_finished_loads = engine.patient
@@ -47,14 +60,7 @@ def test_one_step_waits_for_the_load(engine):
 def test_a_step_that_computes_does_not_wait(engine):
     engine.add("other", [7] * 50, 40)
     engine.step()
-    gate = engine.store.close_gate("get")
-    engine.add("b", PROMPT, 3)
-    for _ in range(20):
-        engine.step()
-    assert set(engine.waits) == {0.0}
-    gate.set()
-    engine.run()
-    engine.assert_clean()
+    assert waits_of_a_load(engine) == {0.0}
 
 
 def test_nor_does_one_while_a_lookup_is_under_way(engine):
@@ -90,14 +96,7 @@ def test_without_a_load_nothing_is_waited_for(engine):
 
 def test_micro_batches_of_a_pipeline_do_not_wait_for_each_other(engine):
     engine.pool._setup = dataclasses.replace(engine.pool._setup, pipelined=True)
-    gate = engine.store.close_gate("get")
-    engine.add("b", PROMPT, 3)
-    for _ in range(10):
-        engine.step()
-    assert set(engine.waits) == {0.0}
-    gate.set()
-    engine.run()
-    engine.assert_clean()
+    assert waits_of_a_load(engine) == {0.0}
 
 
 @pytest.mark.parametrize("wait_ms", [0, 2])
